@@ -18,12 +18,14 @@ pub(crate) mod read_ahead;
 pub(crate) mod role;
 #[cfg(test)]
 mod tests;
+pub(crate) mod uncached;
 pub(crate) mod write_back;
 
+use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use draconis_device::{Atomic, Disk, Extent, Pending, ReadAnswer, Urgency};
 use draconis_types::Block;
@@ -516,8 +518,8 @@ impl BlockStore {
         }
     }
 
-    fn lock_in_flight(&self) -> std::sync::MutexGuard<'_, InFlightChunks> {
-        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_in_flight(&self) -> parking_lot::MutexGuard<'_, InFlightChunks> {
+        self.in_flight.lock()
     }
 
     /// Reads a chunk and waits for it.

@@ -38,19 +38,24 @@ mod quota;
 mod raw_inode;
 mod xattrs;
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
-use draconis_device::{Disk, Extent};
-use draconis_types::{Block, PrivateBuffer};
+use draconis_device::Disk;
+use draconis_types::PrivateBuffer;
 
+use crate::alloc::Groups;
 use crate::blocks::BlockStore;
 use crate::blocks::role::Role as BlockRole;
+use crate::blocks::uncached::read_raw_superblock;
+use crate::dir::Cookie;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
 use crate::journal;
 use crate::units::saturating_usize;
+use crate::volume::Volume;
 use crate::{Error, FileId, FsBlock, Result, SharedBytes};
 
 use bit_set::AtomicBitSet;
@@ -82,6 +87,24 @@ pub struct CheckOptions {
 impl Default for CheckOptions {
     fn default() -> Self {
         Self { threads: 2, max_problems: 10_000, cache_bytes: 4 << 20 }
+    }
+}
+
+impl Volume {
+    /// Returns the first damage found by a check of all group descriptors and the root directory,
+    /// to warn users before they use the volume. [`check`](crate::check) finds the rest.
+    pub fn quick_check(&self) -> Option<Error> {
+        if let Err(error @ Error::Corrupt { .. }) =
+            Groups::load(&self.reader.store, &self.reader.super_)
+        {
+            return Some(error);
+        }
+        let mut broken = None;
+        let listed = self.entries(self.root(), Cookie::default(), false, |found| {
+            broken = found.err().map(|damage| damage.error);
+            broken.is_none()
+        });
+        listed.err().or(broken)
     }
 }
 
@@ -171,12 +194,12 @@ pub fn check(
     options: CheckOptions,
     progress: Progress<'_>,
 ) -> Result<Report> {
-    let raw = read_superblock(&**disk)?;
+    let raw = read_raw_superblock(&**disk)?;
     let Some(super_) = raw.check().ok().filter(Superblock::needs_recovery) else {
         return check_in_place(disk, raw, false, options, progress);
     };
     let recovered = journal::open_replayed(disk.clone(), &super_)?;
-    let raw = read_superblock(&*recovered.disk)?;
+    let raw = read_raw_superblock(&*recovered.disk)?;
     let mut report = check_in_place(&recovered.disk, raw, true, options, progress)?;
     if let Some(Error::Corrupt { what, block, .. }) = recovered.damage {
         let complaint = Problem::new(What::Journal).name(what.as_bytes());
@@ -281,20 +304,6 @@ fn build_report(log: ProblemLog, report: Report) -> Report {
     Report { problems: kept.list, suppressed: kept.suppressed, damaged: kept.damaged, ..report }
 }
 
-fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
-    let properties = disk.properties();
-    let sector = u64::from(properties.sector_bytes.max(1));
-    let end = superblock::OFFSET_BYTES.saturating_add(superblock::LEN_BYTES as u64);
-    let len = end.checked_next_multiple_of(sector).unwrap_or(end);
-    if len > properties.len_bytes {
-        return Err(Error::NotExt);
-    }
-    let read = disk.read_now(Extent::new(0, len), Block::private(saturating_usize(len)));
-    let bytes = read.map_err(|refused| Error::Io(refused.error))?.into_private();
-    let at = saturating_usize(superblock::OFFSET_BYTES);
-    RawSuperblock::view(bytes.get(at..).unwrap_or_default()).cloned()
-}
-
 fn check_supported(super_: &Superblock) -> Result<()> {
     let missing = super_.incompatible.difference(Incompatible::CHECKABLE | Incompatible::RECOVER);
     if !missing.is_empty() {
@@ -370,8 +379,7 @@ impl Check<'_> {
     /// Returns the directories found, without orphans: these hold no names, and their `..` does not
     /// count.
     fn sorted_directories(&self) -> Vec<u32> {
-        let mut list =
-            std::mem::take(&mut *self.directories.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut list = std::mem::take(&mut *self.directories.lock());
         list.retain(|dir| !self.is_orphan(*dir));
         list.sort_unstable();
         list

@@ -1,363 +1,84 @@
 //! Commits: changes are written as chains of groups, each group durable before the next is written.
 //!
 //! ```text
-//!   operations ── effects ──▶ batch ── protocol ──▶ chain ── queue ──▶ disk
-//!                               │                              no write lock from here on
-//!                               └ ordered: stages in place · atomic: one group
+//!   operations ── effects ──▶ batch ── changes ──▶ protocol ── chains ──▶ queue ──▶ disk
+//!
+//!   CLEAN ─▶ OPEN ─▶ GATHERED ─▶ QUEUED ─▶ SENT ─▶ VISIBLE ─▶ DURABLE ─▶ CLEAN
+//!             │                   ▲    ▲                         │ with a journal
+//!             └─ file data alone ─┘    └───── checkpoint ───── LOGGED
+//!
+//!   state     a change is                          until              lock     file
+//!   CLEAN     on disk                              the first change   W        volume/transact
+//!   OPEN      in dirty buffers; the batch has      close_batch        W        ops/, transaction
+//!             blocks, inodes, effects
+//!   GATHERED  in `Changes`: copies with checksums  build_chains       W        commit/changes,
+//!                                                                              commit/protocol/
+//!   QUEUED    in a chain; its buffers are clean    send               queue    commit/queue
+//!             and have the chain's number
+//!   SENT      accepted whole by the disk; no       wait_visible       sent     commit/queue
+//!             successor of the process repeats it
+//!   VISIBLE   read from the disk; the write-back   wait_for_ticket    W, cache volume/write_out
+//!             cache drops its file data
+//!   DURABLE   safe from power cuts: syncs return,  –                  W        volume/write_out
+//!             freed blocks become allocatable
+//!   LOGGED    DURABLE in the journal, served from  checkpoint,        W        commit/protocol/
+//!             the cache, not in its home blocks    quiesce, close              journal
+//!   STOPPED   refused from now on                  reopen             W        volume/commits
 //! ```
+//! W is the write lock, `WriteContext::state`. A volume has one batch, CLEAN or OPEN; its chains
+//! are in the later states, in order.
+//!
+//! A batch is closed if the next operation cannot join it (`join_batch`), if the protocol calls it
+//! complete, if it exceeds a limit (`enforce_batch_limits`), and by commit, sync and close. Closing
+//! first writes access times, quotas and free counts, and moves directories whose update needs more
+//! than one sector (`commit/directories`). Much file data is QUEUED before its batch, alone.
+//! An error of closing, of a half-made change or of the disk leads to STOPPED; chains QUEUED by
+//! then are sent, unless the disk refused one. Only a volume that was closed can be reopened.
+//! Waiting until a chain is DURABLE makes all chains up to it VISIBLE.
+//!
 //! Law 1: operations do not know how a batch is written. They announce an [`Operation`] and report
 //! each [`Effect`]. If the protocol cannot have the operation in the batch, the batch is closed
 //! here.
-//! Law 2: the write lock is held only to change memory. Sending and waiting are done without it.
-//! Law 3: a chain follows the one before it, and the first chain follows the "in use" mark of the
+//! Law 2: a protocol is a function of [`Changes`]: it sees no transaction, volume or queue.
+//! Law 3: the write lock is held only to change memory. Sending and waiting are done without it.
+//! Locks are taken in the order W, write-back cache, queue; the lock of the sent chains is not
+//! taken under W.
+//! Law 4: a chain follows the one before it, and the first chain follows the "in use" mark of the
 //! superblock.
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with bytes and blocks in memory")]
 
-pub(crate) mod atomic;
 pub(crate) mod batch;
+pub(crate) mod chain;
+pub(crate) mod changes;
+mod directories;
 pub(crate) mod group_commit;
-pub(crate) mod journal;
-mod ordered;
 pub(crate) mod protocol;
 pub(crate) mod queue;
-mod unordered;
-mod write_out;
 
 use draconis_device::ChainBounds;
-use draconis_types::Time;
 
+use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
-use crate::blocks::write_back::{Buffer, BufferState};
+use crate::blocks::write_back::BufferState;
 use crate::format::inode_slot::InodeDiff;
 use crate::format::requirements::Feature;
-use crate::format::superblock::RawSuperblock;
-use crate::ops::access_times::PendingAccessTimes;
-use crate::transaction::{StopReason, Transaction, WriteState};
+use crate::format::superblock::{RawSuperblock, to_disk_seconds};
+use crate::transaction::Transaction;
 use crate::units::saturating_usize;
-use crate::volume::Volume;
-use crate::{Error, FsBlock, InodeNumber, Result};
-use batch::{Batch, Effect, Operation};
-use group_commit::GroupCommit;
-use protocol::{Chain, CommitProtocol, Stage};
-use queue::{ChainDependency, CommitQueue, FreedSpace, QueuedChain};
+use crate::write_context::WriteState;
+use crate::{Error, InodeNumber, Result};
+use batch::{Effect, Operation};
+use chain::{Chain, ChainDependency, FreedSpace, Stage};
+use changes::Changes;
 
-/// Retries of a transaction that found no space.
-const MAX_NO_SPACE_RETRIES: usize = 4;
-/// Number of waits for clients to close orphans, per attempt.
-const MAX_ORPHAN_WAITS: usize = 60;
-/// Low-space thresholds in bytes and inodes: below these, one change may need all the free space.
-const LOW_SPACE_BYTES: u64 = 8 << 20;
-const LOW_SPACE_INODES: u64 = 16;
 /// Dirty file data above which it is queued ahead of the metadata chain, in bytes.
 const MAX_CHAIN_DATA_BYTES: u64 = 4 << 20;
-/// Blocks that a thin disk must have free in addition to file data.
-const RESERVED_METADATA_BLOCKS: u64 = 256;
 /// Changed metadata that closes a batch, in bytes.
 const MAX_BATCH_METADATA_BYTES: usize = 8 << 20;
 /// Part of a chain beyond the metadata of its batch: file data, and the changes of one more
 /// operation.
 const CHAIN_HEADROOM: ChainBounds = ChainBounds { groups: 64, writes: 1 << 13, bytes: 16 << 20 };
-
-/// Converts a time to the 32-bit seconds of superblocks and deletion times.
-pub(crate) fn to_disk_seconds(time: Time) -> u32 {
-    u32::try_from(time.seconds).unwrap_or(0)
-}
-
-impl Volume {
-    pub(crate) fn commit_queue(&self) -> Result<&CommitQueue> {
-        self.writing.as_ref().map(|writing| &writing.commit_queue).ok_or(Error::ReadOnly)
-    }
-
-    fn group_commit(&self) -> Result<&GroupCommit> {
-        self.writing.as_ref().map(|writing| &writing.group_commit).ok_or(Error::ReadOnly)
-    }
-
-    /// Queues all changes as one chain and sends it. Waits for it only to release freed blocks, or
-    /// if the disk can be unreachable. Without changes since the last commit, checkpoints the
-    /// journal.
-    ///
-    /// # Errors
-    /// [`Error::ReadOnly`] once writing stopped; the disk's error if it refuses the chain.
-    pub fn commit(&self) -> Result<()> {
-        let was_idle = self.transact(|tx| {
-            let was_idle = !tx.has_changes();
-            if was_idle {
-                tx.quiesce()?
-            } else {
-                tx.close_batch()?
-            }
-            Ok(was_idle)
-        })?;
-        if was_idle {
-            self.wait_visible(true)?;
-        }
-        // Freed blocks are allocatable once the chain is durable. A disk that can be unreachable
-        // buffers chains until a wait.
-        let outbox = self.commit_queue()?;
-        let wanted = if outbox.waits_separately {
-            outbox.last_ticket()?
-        } else {
-            outbox.last_ticket_with_frees()?
-        };
-        match wanted {
-            Some(ticket) => self.wait_for_ticket(ticket),
-            None => Ok(()),
-        }
-    }
-
-    /// Queues and sends all changes without waiting.
-    ///
-    /// # Errors
-    /// As [`Volume::commit`].
-    pub fn submit_commit(&self) -> Result<()> {
-        self.transact(|tx| tx.close_batch())
-    }
-
-    /// Commits all changes and waits until they are durable.
-    ///
-    /// # Errors
-    /// As [`Volume::commit`].
-    pub fn sync(&self) -> Result<()> {
-        let outbox = self.commit_queue()?;
-        let gathering = self.group_commit()?;
-        let mut entered = gathering.enter();
-        if gathering.has_others()
-            && let Some(ticket) = outbox.sync_ticket()?
-        {
-            self.wait_for_ticket(ticket)?;
-        }
-        if let Some(turn) = entered.try_lead() {
-            // A thread that syncs alone can send and wait in one call.
-            self.transact_and_write_out(|tx| tx.close_batch(), !gathering.has_others())?;
-            drop(turn);
-        }
-        // Another thread may have queued a chain that it has not sent yet.
-        if let Some(writing) = &self.writing {
-            self.send(writing, false)?;
-        }
-        entered.finish();
-        match outbox.sync_ticket()? {
-            Some(ticket) => self.wait_for_ticket(ticket),
-            None => Ok(()),
-        }
-    }
-
-    /// Makes one inode and its data durable; with `data_only`, only what a reader needs to read the
-    /// data back.
-    ///
-    /// # Errors
-    /// As [`Volume::commit`].
-    pub fn sync_inode(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
-        self.sync_inodes(&[(inode, data_only)])
-    }
-
-    /// Syncs several inodes at once, as [`Volume::sync_inode`].
-    ///
-    /// # Errors
-    /// As [`Volume::commit`].
-    pub fn sync_inodes(&self, inodes: &[(InodeNumber, bool)]) -> Result<()> {
-        let (mut is_enough, mut is_ahead) = (false, false);
-        if inodes.iter().all(|(_, data_only)| *data_only) {
-            self.transact(|tx| {
-                (is_enough, is_ahead) = (true, false);
-                for (inode, _) in inodes {
-                    is_enough = is_enough && tx.try_queue_contents_only(*inode)?;
-                    is_ahead |= is_enough;
-                }
-                Ok(())
-            })?;
-        }
-        if !is_enough {
-            self.sync()?;
-        }
-        if is_ahead {
-            self.send_queued()?;
-            if let Some(ticket) = self.commit_queue()?.last_ticket()? {
-                return self.wait_for_ticket(ticket);
-            }
-        }
-        Ok(())
-    }
-
-    /// Commits, marks the volume as cleanly unmounted, and waits. Later changes are refused.
-    ///
-    /// # Errors
-    /// An error of the disk.
-    pub fn close(&self) -> Result<()> {
-        let closed = self.transact(|tx| {
-            let orphans: Vec<u32> =
-                tx.volume.store.write_back.read().orphans.iter().copied().collect();
-            for inode in orphans {
-                tx.evict_inode(InodeNumber(inode))?;
-            }
-            tx.close_batch()?;
-            if !tx.writer.is_marked_in_use {
-                // Never changed: the superblock has no mark to clear.
-                return Ok(false);
-            }
-            let (clean, now) = (tx.writer.was_clean, to_disk_seconds(tx.now));
-            let recovers = tx.writer.protocol.has_journal();
-            tx.modify_superblock(|raw| {
-                if recovers {
-                    raw.set_recovered();
-                }
-                if clean {
-                    raw.mark_clean();
-                }
-                raw.s_wtime.set(now);
-                Ok(())
-            })?;
-            // The volume is clean once all of that is durable, including the frees.
-            tx.writer.protocol.prepare_close();
-            tx.close_batch_after(ChainDependency::AllEarlier)?;
-            Ok(true)
-        });
-        let changed = match closed {
-            Ok(changed) => changed,
-            // Closed already, or stopped: everything that could be written was queued.
-            Err(Error::ReadOnly) => {
-                if self.failure().is_none() {
-                    return Ok(());
-                }
-                let outbox = self.commit_queue()?;
-                if let Ok(Some(last)) = outbox.last_ticket()
-                    && let Err(error) = outbox.wait_for_ticket(last, |_, _| {})
-                {
-                    log::warn!("what was written last may be lost: {error}");
-                }
-                return Err(Error::ReadOnly);
-            }
-            Err(error) => return Err(error),
-        };
-        if changed && let Some(ticket) = self.commit_queue()?.last_ticket()? {
-            self.wait_for_ticket(ticket)?;
-        }
-        let Some(writing) = &self.writing else { return Ok(()) };
-        let mut writer = writing.state.write();
-        if writer.stopped().is_none() {
-            writer.set_stopped(Some(StopReason::Closed));
-        }
-        drop(writer);
-        match &writing.claim {
-            Some(claim) => claim.release((writing.clock)()),
-            None => Ok(()),
-        }
-    }
-
-    /// Records on disk that `error` stopped writing, if the protocol has a block for it.
-    pub(crate) fn record_failure(&self, writer: &mut WriteState, error: &Error) {
-        let (Some(writing), Some(block)) = (&self.writing, writer.protocol.error_block(error))
-        else {
-            return;
-        };
-        writing.commit_queue.enqueue(QueuedChain {
-            after: ChainDependency::AllEarlier,
-            stages: vec![Stage::from([block])],
-            sync_stage: None,
-            contents: vec![],
-            freed: FreedSpace::default(),
-            checkpointed: vec![],
-        });
-    }
-
-    /// Reserves disk space for `bytes` of data and its metadata, so that an acknowledged write
-    /// cannot fail later.
-    fn ensure_disk_space(&self, bytes: u64) -> Result<()> {
-        let Some(writing) =
-            self.writing.as_ref().filter(|writing| writing.commit_queue.is_thin_provisioned())
-        else {
-            return Ok(());
-        };
-        let block = u64::from(self.super_.block_bytes);
-        let metadata = writing.state.read().batch.blocks.len() as u64;
-        let waiting = (metadata + self.store.write_back.read().dirty_contents as u64) * block;
-        // One operation changes few metadata blocks; the reserve also covers deletions.
-        writing
-            .commit_queue
-            .ensure_space(waiting + bytes + bytes / 64 + RESERVED_METADATA_BLOCKS * block)
-    }
-
-    /// Runs a change and retries it on `NoSpace`, after pending frees are durable or clients closed
-    /// orphans.
-    pub(crate) fn transact_with_space<T>(
-        &self,
-        bytes: u64,
-        mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
-    ) -> Result<T> {
-        if let Err(error) = self.ensure_disk_space(bytes) {
-            // Blocks freed by the batch may give the disk space once it is durable.
-            self.transact(|tx| tx.close_batch())?;
-            if let (Error::NoSpace, Some(ticket)) = (&error, self.commit_queue()?.last_ticket()?) {
-                self.wait_for_ticket(ticket)?;
-            }
-            self.ensure_disk_space(bytes)?;
-        }
-        for _ in 0..MAX_NO_SPACE_RETRIES {
-            match self.transact(&mut change) {
-                Err(Error::NoSpace) => {}
-                done => return done,
-            }
-            if !self.wait_for_free_space()? {
-                return Err(Error::NoSpace);
-            }
-        }
-        self.transact(change)
-    }
-
-    /// Waits for space: returns true if pending frees became available or an orphan was deleted.
-    fn wait_for_free_space(&self) -> Result<bool> {
-        let thaws = self.transact(|tx| {
-            let thaws = tx.writer.groups.has_pending_free();
-            if thaws {
-                tx.close_batch()?;
-            }
-            Ok(thaws)
-        })?;
-        if thaws {
-            if let Some(ticket) = self.commit_queue()?.last_ticket()? {
-                self.wait_for_ticket(ticket)?;
-            }
-            return Ok(true);
-        }
-        let Some(pause) = self.writing.as_ref().and_then(|writing| writing.on_no_space.get())
-        else {
-            return Ok(false);
-        };
-        let before = self.orphan_count();
-        Ok((0..MAX_ORPHAN_WAITS).any(|_| {
-            let waits = self.orphan_count() > 0;
-            if waits {
-                pause();
-            }
-            waits && self.orphan_count() < before
-        }))
-    }
-
-    fn orphan_count(&self) -> usize {
-        self.store.write_back.read().orphans.len()
-    }
-
-    /// Installs `pause`, which the volume calls a few times when it has no space but orphans that
-    /// clients may close soon. `pause` should sleep a little.
-    pub fn on_no_space(&self, pause: impl Fn() + Send + Sync + 'static) {
-        if let Some(writing) = &self.writing {
-            // Only the first call has an effect.
-            let _ = writing.on_no_space.set(Box::new(pause));
-        }
-    }
-
-    /// Returns true if free space is so low that a change may have to wait for clients to close
-    /// orphans.
-    pub fn is_low_on_space(&self) -> bool {
-        if self.orphan_count() == 0 {
-            return false;
-        }
-        let space = self.space();
-        space.available_blocks.saturating_mul(space.block_bytes.into()) < LOW_SPACE_BYTES
-            || space.free_inodes < LOW_SPACE_INODES
-    }
-}
 
 impl Transaction<'_> {
     /// Closes the batch if `next` cannot join it, and returns true if it did. Directory blocks may
@@ -391,7 +112,7 @@ impl Transaction<'_> {
         let writes = blocks.saturating_mul(groups);
         let needs =
             ChainBounds { groups, writes, bytes: (writes as u64).saturating_mul(block_bytes) };
-        let fits = needs.sum_with(CHAIN_HEADROOM).is_within(self.commit_queue()?.bounds());
+        let fits = needs.sum_with(CHAIN_HEADROOM).is_within(self.context.commit_queue.bounds());
         if blocks > 0
             && (!fits || blocks * saturating_usize(block_bytes) >= MAX_BATCH_METADATA_BYTES)
         {
@@ -411,36 +132,33 @@ impl Transaction<'_> {
 
     /// Queues dirty data ahead of the chain that will reference it.
     fn queue_dirty_contents(&mut self) -> Result<()> {
-        let stage = self.collect_dirty_contents();
+        let stage = self.volume.store.write_back.read().collect_dirty_contents();
         if stage.is_empty() {
             return Ok(());
         }
         let was_marked = self.writer.is_marked_in_use;
         self.block(self.volume.super_.location().0, Role::Superblock)?;
         self.mark_in_use()?;
-        let contents = stage.keys().copied().collect();
-        let after =
+        let contents: Vec<u64> = stage.keys().copied().collect();
+        let dependency =
             if was_marked { ChainDependency::NoDependency } else { ChainDependency::PendingSync };
-        let (needed, freed) = (None, FreedSpace::default());
-        let stages = vec![stage];
-        let placed = vec![];
-        let sealed = QueuedChain {
-            after,
-            stages,
-            sync_stage: needed,
-            contents,
-            freed,
-            checkpointed: placed,
+        let chain = Chain {
+            dependency,
+            stages: vec![stage],
+            contents: contents.clone(),
+            ..Chain::default()
         };
-        self.queue_chain(sealed).map(drop)
+        let number = self.context.commit_queue.enqueue(chain);
+        self.volume.store.write_back.write().mark_contents_queued(&contents, number);
+        Ok(())
     }
 
     /// Queues only the data, if the inode on disk (or queued) differs in nothing but its times.
     /// Returns false if a full commit is needed.
-    fn try_queue_contents_only(&mut self, inode: InodeNumber) -> Result<bool> {
+    pub(crate) fn try_queue_contents_only(&mut self, inode: InodeNumber) -> Result<bool> {
         let batch = &self.writer.batch;
         let is_new = !batch.is_on_disk(inode) || batch.unlinked_inodes.contains(&inode.0);
-        if is_new || (batch.inodes.contains(&inode.0) && !self.only_times_differ(inode)?) {
+        if is_new || (batch.inodes.contains_key(&inode.0) && !self.only_times_differ(inode)?) {
             return Ok(false);
         }
         self.queue_dirty_contents()?;
@@ -449,25 +167,9 @@ impl Transaction<'_> {
 
     fn only_times_differ(&self, inode: InodeNumber) -> Result<bool> {
         let (block, at) = self.inode_location(inode)?;
-        let blocks = self.volume.store.write_back.read();
-        let Some(Buffer { state: BufferState::Modified(base), current: now, .. }) =
-            blocks.metadata.get(&block.0)
-        else {
-            return Ok(true);
-        };
         let part = at..at + saturating_usize(self.volume.super_.inode_bytes.into());
-        let old = base.get(part.clone()).unwrap_or_default();
-        Ok(InodeDiff::new(old, now.get(part).unwrap_or_default()).changes_only_times())
-    }
-
-    /// Returns the dirty data blocks that are not queued yet.
-    pub(crate) fn collect_dirty_contents(&self) -> Stage {
-        let blocks = self.volume.store.write_back.read();
-        if blocks.dirty_contents == 0 {
-            return Stage::new();
-        }
-        let dirty = blocks.contents.iter().filter(|(_, content)| content.dirty);
-        dirty.map(|(block, content)| (*block, content.current.clone())).collect()
+        let cache = self.volume.store.write_back.read();
+        Ok(cache.inode_diff(block, part).is_none_or(InodeDiff::changes_only_times))
     }
 
     /// Closes the batch: later changes go to the next chain.
@@ -476,16 +178,16 @@ impl Transaction<'_> {
     }
 
     /// Checkpoints an idle journal so that the next mount needs no recovery.
-    fn quiesce(&mut self) -> Result<()> {
-        let rested = self.with_protocol(|protocol, tx| protocol.quiesce(tx));
-        if let Err(error) = &rested {
+    pub(crate) fn quiesce(&mut self) -> Result<()> {
+        let quiesced = self.writer.protocol.quiesce().map(|chains| self.enqueue(chains));
+        if let Err(error) = &quiesced {
             self.writer.stop(error);
         }
-        rested
+        quiesced.map(drop)
     }
 
     /// Queues all changes as one chain that depends at least on `after`.
-    fn close_batch_after(&mut self, after: ChainDependency) -> Result<()> {
+    pub(crate) fn close_batch_after(&mut self, after: ChainDependency) -> Result<()> {
         // Closing the batch does not count as a modification by the current operation.
         let touched = self.writer.is_modified;
         if !self.has_changes() {
@@ -511,9 +213,8 @@ impl Transaction<'_> {
     }
 
     /// Returns true if there are changes to commit.
-    fn has_changes(&self) -> bool {
-        let accesses = self.volume.writing.as_ref().map(|writing| &writing.pending_access_times);
-        self.writer.batch.dirty || accesses.is_some_and(PendingAccessTimes::has_due_times)
+    pub(crate) fn has_changes(&self) -> bool {
+        self.writer.batch.dirty || self.context.pending_access_times.has_due_times()
     }
 
     /// Preloads the superblock and the changed group descriptors.
@@ -537,78 +238,43 @@ impl Transaction<'_> {
             self.queue_dirty_contents()?;
         }
         self.mark_in_use()?;
-        let Chain { mut stages, sync_stage: needed, dependency: least } =
-            self.with_protocol(|protocol, tx| protocol.build_next_chain(tx))?;
-        let after = after.max(least);
-        self.set_block_checksums(&mut stages);
-        let batch = std::mem::take(&mut self.writer.batch);
-        let Some(first) = stages.first() else { return Ok(()) };
-        let contents: Vec<u64> = {
-            let blocks = self.volume.store.write_back.read();
-            first.keys().copied().filter(|block| blocks.contents.contains_key(block)).collect()
-        };
-        let Batch { freed_blocks: freed, freed_inodes, blocks: written, .. } = batch;
-        let freed = FreedSpace { blocks: freed, inodes: freed_inodes };
-        let sealed = QueuedChain {
-            after,
-            stages,
-            sync_stage: Some(needed),
-            contents: contents.clone(),
-            freed,
-            checkpointed: vec![],
-        };
-        let sealed = self.queue_batch_chain(sealed)?;
-        self.volume.group_commit()?.count_closed_batch();
-        let mut blocks = self.volume.store.write_back.write();
-        for block in written {
-            if let Some(buffer) = blocks.metadata.get_mut(&block) {
-                buffer.state = BufferState::Clean;
-                buffer.chain_number = sealed;
-            }
+        let switched = self.relocate_directories()?;
+        self.write_free_counts()?;
+        let (volume, WriteState { protocol, batch, .. }) = (self.volume, &mut *self.writer);
+        let changes = Changes::gather(batch, self.now, switched, &volume.store);
+        let contents: Vec<u64> = changes.contents.keys().copied().collect();
+        let mut chains = protocol.build_chains(changes)?;
+        let batch = std::mem::take(batch);
+        let Some(last) = chains.last_mut() else { return Ok(()) };
+        last.dependency = last.dependency.max(after);
+        last.contents.clone_from(&contents);
+        last.freed = FreedSpace { blocks: batch.freed_blocks, inodes: batch.freed_inodes };
+        let number = self.enqueue(chains);
+        self.context.group_commit.count_closed_batch();
+        let mut cache = volume.store.write_back.write();
+        cache.mark_metadata_queued(&batch.blocks, number);
+        cache.mark_contents_queued(&contents, number);
+        let logged = cache.awaiting_checkpoint.len();
+        drop(cache);
+        let checkpoint = self.writer.protocol.checkpoint(logged)?;
+        self.enqueue(checkpoint);
+        Ok(())
+    }
+
+    /// Queues the chains of a protocol and returns the number of the last. Those that a sync waits
+    /// for contain the changes of the batch.
+    fn enqueue(&mut self, chains: Vec<Chain>) -> u64 {
+        let queue = &self.context.commit_queue;
+        let mut cache = self.volume.store.write_back.write();
+        let mut number = 0;
+        for mut chain in chains {
+            cache.insert_logged(std::mem::take(&mut chain.logged), &chain.revoked);
+            let checkpointed = chain.checkpointed.clone();
+            let changes = chain.sync_stage.map_or(0, |_| self.writer.batch_change);
+            number = queue.enqueue_changes(chain, changes);
+            cache.mark_checkpoint_queued(&checkpointed, number);
         }
-        blocks.mark_contents_queued(&contents, sealed);
-        drop(blocks);
-        self.with_protocol(|protocol, tx| protocol.checkpoint(tx))
-    }
-
-    fn with_protocol<T>(
-        &mut self,
-        ask: impl FnOnce(&mut dyn CommitProtocol, &mut Self) -> Result<T>,
-    ) -> Result<T> {
-        // The stand-in records nothing: meanwhile only directory blocks may move.
-        let idle = Box::new(atomic::AtomicProtocol);
-        let mut protocol = std::mem::replace(&mut self.writer.protocol, idle);
-        let answer = ask(&mut *protocol, self);
-        self.writer.protocol = protocol;
-        answer
-    }
-
-    /// Sets the checksum of each metadata block according to its role.
-    fn set_block_checksums(&self, stages: &mut [Stage]) {
-        let Some(sums) = &self.volume.store.checksums else { return };
-        let blocks = self.volume.store.write_back.read();
-        for (block, bytes) in stages.iter_mut().flatten() {
-            if let Some(buffer) = blocks.metadata.get(block) {
-                sums.set_checksum(buffer.role, FsBlock(*block), bytes);
-            }
-        }
-    }
-
-    fn commit_queue(&self) -> Result<&CommitQueue> {
-        self.volume.commit_queue()
-    }
-
-    /// Queues data blocks, or one metadata block that already has its checksum.
-    pub(crate) fn queue_chain(&mut self, chain: QueuedChain) -> Result<u64> {
-        let contents = chain.contents.clone();
-        let sealed = self.commit_queue()?.enqueue(chain);
-        self.volume.store.write_back.write().mark_contents_queued(&contents, sealed);
-        Ok(sealed)
-    }
-
-    /// Queues the chain of the batch, with the number of the last change it contains.
-    pub(crate) fn queue_batch_chain(&mut self, chain: QueuedChain) -> Result<u64> {
-        Ok(self.commit_queue()?.enqueue_changes(chain, self.writer.batch_change))
+        number
     }
 
     /// Writes the free counts of groups and superblock.
@@ -643,6 +309,48 @@ impl Transaction<'_> {
             }
             raw.set_free(blocks, inodes)
         })
+    }
+
+    /// Queues the "in use" mark, if it is not on disk yet; all later chains follow it. It writes no
+    /// other changes of the superblock.
+    fn mark_in_use(&mut self) -> Result<()> {
+        if self.writer.is_marked_in_use {
+            return Ok(());
+        }
+        self.writer.is_marked_in_use = true;
+        let (block, at) = self.volume.super_.location();
+        let now = to_disk_seconds(self.now);
+        let recovers = self.writer.protocol.has_journal();
+        let mark = |bytes: &mut SharedBytes| {
+            let bytes = bytes.make_mut().get_mut(at..).unwrap_or_default();
+            RawSuperblock::view_mut(bytes).map(|raw| {
+                if recovers {
+                    raw.need_recovery(now);
+                } else {
+                    raw.mark_in_use(now);
+                }
+                raw.preserve_checksum();
+            })
+        };
+        // An empty change loads the block into the write-back cache.
+        self.modify_superblock(|_| Ok(()))?;
+        let mut blocks = self.volume.store.write_back.write();
+        let Some(buffer) = blocks.metadata.get_mut(&block.0) else {
+            return Err(Error::Misuse("a superblock that is not in memory"));
+        };
+        mark(&mut buffer.current)?;
+        let mut marked = buffer.current.clone();
+        if let BufferState::Modified(base) = &mut buffer.state {
+            mark(base)?;
+            marked = base.clone();
+        }
+        drop(blocks);
+        self.context.commit_queue.enqueue(Chain {
+            stages: vec![Stage::from([(block.0, marked)])],
+            sync_stage: Some(0),
+            ..Chain::default()
+        });
+        Ok(())
     }
 
     /// Changes the superblock; its checksum is set when the chain is queued.

@@ -16,8 +16,8 @@ use crate::format::dirent::Dirent;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::inode::{Inode, flags};
 use crate::map::BlockLocation;
+use crate::reader::VolumeReader;
 use crate::units::{saturating_u32, saturating_usize};
-use crate::volume::Volume;
 use crate::{Error, FileBlock, InodeNumber, Result};
 use name_query::NameQuery;
 
@@ -48,34 +48,14 @@ pub struct DirDamage {
     pub next: Cookie,
 }
 
-const MAX_NAME_BYTES: usize = 255;
+pub(crate) const MAX_NAME_BYTES: usize = 255;
 /// Size limit of a directory in the format, in bytes.
 const MAX_DIR_BYTES: u64 = 2 << 30;
 /// Size limit of a directory with `large_dir`, in bytes.
 const MAX_LARGE_DIR_BYTES: u64 = 16 << 30;
 
-impl Volume {
-    /// Returns the inode of `name` in the directory `dir`; `.` and `..` work, too.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], [`Error::NotADirectory`], [`Error::NameTooLong`]; [`Error::Corrupt`] if
-    /// the name was not found and part of the directory is damaged, or if its inode number is
-    /// invalid; [`Error::Io`].
-    pub fn lookup(&self, dir: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
-        let _reading = self.read_lock();
-        let inode = self.directory(dir)?;
-        if name.len() > MAX_NAME_BYTES {
-            return Err(Error::NameTooLong);
-        }
-        let found = self.find_name(&inode, &NameQuery::for_name(self, &inode, name)?)?;
-        if !self.super_.is_valid_inode(found) {
-            let what = "directory entry: inode number";
-            return Err(Error::Corrupt { what, inode: Some(dir), block: None });
-        }
-        Ok(found)
-    }
-
-    fn find_name(&self, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
+impl VolumeReader {
+    pub(crate) fn find_name(&self, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
         if dir.is_inline() {
             return self.find_inline(dir, wanted);
         }
@@ -93,26 +73,18 @@ impl Volume {
         }
     }
 
-    /// Lists the directory `dir` from `from` on, while `visit` returns true. `.` and `..` are
-    /// listed only with `dots`. Damage is reported at its position, and the listing continues after
-    /// it.
-    ///
-    /// # Errors
-    /// [`Error::NotADirectory`], [`Error::NotFound`] and errors of reading the inode. Errors inside
-    /// the directory go to `visit`.
-    pub fn entries(
+    /// Lists a directory; see [`crate::Volume::entries`].
+    pub(crate) fn list(
         &self,
-        dir: InodeNumber,
+        dir: &Inode,
         from: Cookie,
         dots: bool,
         visit: impl FnMut(std::result::Result<Entry<'_>, DirDamage>) -> bool,
     ) -> Result<()> {
-        let _reading = self.read_lock();
-        let inode = self.directory(dir)?;
-        if inode.is_inline() {
-            return self.enumerate_inline(&inode, from, dots, visit);
+        match dir.is_inline() {
+            true => self.enumerate_inline(dir, from, dots, visit),
+            false => linear::enumerate(self, dir, from, dots, visit),
         }
-        linear::enumerate(self, &inode, from, dots, visit)
     }
 
     pub(crate) fn directory(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
@@ -145,7 +117,7 @@ impl Volume {
             }
         }
         // A writable volume changes and caches directories block by block.
-        if self.writing.is_some()
+        if self.is_writable
             && let Some(BlockLocation::Mapped(block)) = run.map(|run| run.location)
         {
             return self

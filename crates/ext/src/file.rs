@@ -8,11 +8,11 @@ use crate::blocks::data::{Chunk, SharedBytes};
 use crate::blocks::{CHUNK_BYTES, CacheKey, ReadPlan, ReadSegment};
 use crate::format::inode::Inode;
 use crate::map::{self, BlockLocation, BlockMap, Run, SEGMENT_BLOCKS, SegmentKey};
+use crate::reader::VolumeReader;
 use crate::units::{saturating_u32, saturating_usize};
-use crate::volume::Volume;
-use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
+use crate::{Error, FileBlock, Result};
 
-/// Target of [`Volume::seek`].
+/// Target of [`crate::Volume::seek`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seek {
     /// The next stored byte.
@@ -21,35 +21,13 @@ pub enum Seek {
     Hole,
 }
 
-/// Limit of map segments that one [`Volume::seek`] visits; it reports data after them.
-const MAX_SEEK_SEGMENTS: u32 = 1 << 14;
-/// Limit of directory blocks that are prefetched before a listing.
-const MAX_PREFETCHED_DIR_BLOCKS: u32 = 12;
-
-impl Volume {
-    /// Returns up to `len` bytes of a file from `offset` without copying: at least one byte before
-    /// the end of the file, none from there on. Reads stop at multiples of 128 KiB, and before
-    /// damage.
-    ///
-    /// # Errors
-    /// [`Error::IsADirectory`] and [`Error::Misuse`] if it is not a file; [`Error::Corrupt`] naming
-    /// the block if its location is unknown; [`Error::Io`].
-    pub fn read(&self, number: InodeNumber, offset: u64, len: usize) -> Result<SharedBytes> {
-        let _reading = self.read_lock();
-        self.read_from_inode(&*self.node(number)?, offset, len)
-    }
-
-    /// [`Volume::read`] from a loaded inode.
-    ///
-    /// # Errors
-    /// As [`Volume::read`].
-    pub fn read_from_inode(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
-        let _reading = self.read_lock();
-        let now = self.reload_inode(inode)?;
-        self.read_chunk_part(now.as_deref().unwrap_or(inode), offset, len)
-    }
-
-    fn read_chunk_part(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
+impl VolumeReader {
+    pub(crate) fn read_chunk_part(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        len: usize,
+    ) -> Result<SharedBytes> {
         match inode.kind {
             FileType::File => self.read_contents(inode, offset, len),
             FileType::Directory => Err(Error::IsADirectory),
@@ -57,32 +35,7 @@ impl Volume {
         }
     }
 
-    /// Fills `into` from `offset` and returns the number of bytes: fewer than requested only at the
-    /// end of the file, or before damage.
-    ///
-    /// # Errors
-    /// As [`Volume::read`], if not even the first byte can be read.
-    pub fn read_into(&self, number: InodeNumber, offset: u64, into: &mut [u8]) -> Result<usize> {
-        let _reading = self.read_lock();
-        self.read_into_from_inode(&*self.node(number)?, offset, into)
-    }
-
-    /// [`Volume::read_into`] from a loaded inode.
-    ///
-    /// # Errors
-    /// As [`Volume::read_into`].
-    pub fn read_into_from_inode(
-        &self,
-        inode: &Inode,
-        offset: u64,
-        into: &mut [u8],
-    ) -> Result<usize> {
-        let _reading = self.read_lock();
-        let now = self.reload_inode(inode)?;
-        self.read_into_locked(now.as_deref().unwrap_or(inode), offset, into)
-    }
-
-    /// [`Volume::read_into_from_inode`] for callers that hold the lock.
+    /// [`crate::Volume::read_into_from_inode`] for callers that hold the lock.
     pub(crate) fn read_into_locked(
         &self,
         inode: &Inode,
@@ -102,11 +55,6 @@ impl Volume {
             done = done.saturating_add(data.len());
         }
         Ok(done)
-    }
-
-    /// Reloads an inode that may have changed since; `None` on a read-only volume.
-    fn reload_inode(&self, inode: &Inode) -> Result<Option<Arc<Inode>>> {
-        self.writing.as_ref().map(|_| self.node(inode.number)).transpose()
     }
 
     /// Returns data of any inode that has blocks.
@@ -163,7 +111,7 @@ impl Volume {
     }
 
     /// Returns the plan for reading chunk `nth`.
-    fn chunk_read_plan(&self, inode: &Inode, nth: u64) -> Result<ReadPlan> {
+    pub(crate) fn chunk_read_plan(&self, inode: &Inode, nth: u64) -> Result<ReadPlan> {
         let start = nth.saturating_mul(CHUNK_BYTES);
         let len = inode.size_bytes.saturating_sub(start).min(CHUNK_BYTES);
         self.read_plan(inode, start, saturating_usize(len))
@@ -201,34 +149,6 @@ impl Volume {
         Ok(ReadPlan { len, segments: parts, is_near_siblings: inode.kind == FileType::File })
     }
 
-    /// Prefetches the first blocks of a directory that is likely to be listed soon, for example
-    /// after a listing with attributes. A hint: it never fails.
-    pub fn prefetch_directory(&self, number: InodeNumber) {
-        let _reading = self.read_lock();
-        let Ok(inode) = self.node(number) else { return };
-        if inode.kind != FileType::Directory || inode.is_inline() {
-            return;
-        }
-        if self.writing.is_none() {
-            let key = CacheKey { inode: number.0, index: 0 };
-            self.store.read_ahead(key, || self.chunk_read_plan(&inode, 0), false);
-            return;
-        }
-        // A writable volume reads directories block by block (`directory_block`).
-        let end = FileBlock(self.directory_blocks(&inode).min(MAX_PREFETCHED_DIR_BLOCKS));
-        if !map::is_mapped_by_inode(&inode, end) {
-            return;
-        }
-        let Ok(runs) = self.map_runs(&inode, FileBlock(0), end) else { return };
-        let blocks = runs.iter().filter_map(|run| match run.location {
-            BlockLocation::Mapped(block) => {
-                Some((0..u64::from(run.blocks)).map(move |nth| block.offset(nth).0))
-            }
-            BlockLocation::Hole | BlockLocation::Unwritten(_) | BlockLocation::Damaged(_) => None,
-        });
-        self.store.prefetch(blocks.flatten().collect());
-    }
-
     /// Reads the rest of one block at `offset` of a chunk that is not readable as a whole.
     fn read_single_block(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
         let block_bytes = u64::from(self.super_.block_bytes);
@@ -247,7 +167,7 @@ impl Volume {
     }
 
     /// Returns the first block after `bytes` bytes.
-    fn file_block_end(&self, bytes: u64) -> FileBlock {
+    pub(crate) fn file_block_end(&self, bytes: u64) -> FileBlock {
         FileBlock(saturating_u32(bytes.div_ceil(u64::from(self.super_.block_bytes))))
     }
 
@@ -281,7 +201,11 @@ impl Volume {
     }
 
     /// Returns one segment of a file's map, and the start of the next.
-    fn load_segment(&self, inode: &Inode, segment: u32) -> Result<(Arc<map::RunList>, FileBlock)> {
+    pub(crate) fn load_segment(
+        &self,
+        inode: &Inode,
+        segment: u32,
+    ) -> Result<(Arc<map::RunList>, FileBlock)> {
         let from = FileBlock(segment.saturating_mul(SEGMENT_BLOCKS));
         let full = from.offset(SEGMENT_BLOCKS);
         let end = full.min(self.file_block_end(inode.size_bytes));
@@ -289,92 +213,5 @@ impl Volume {
         let runs =
             self.block_maps.get_or_load(key, || self.scan_runs(inode, from, end).map(Arc::new))?;
         Ok((runs, full))
-    }
-
-    /// Returns the block runs of a file from byte `offset` on. One call covers one map segment at
-    /// most; call again from the end of the last run. Empty at the end of the file.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if it is not mapped by blocks, [`Error::Io`]. Damage is a
-    /// [`BlockLocation`], not an error.
-    pub fn map(&self, number: InodeNumber, offset: u64) -> Result<Vec<Run>> {
-        let _reading = self.read_lock();
-        let inode = self.node(number)?;
-        self.map_inode(&inode, offset)
-    }
-
-    /// [`Volume::map`] of a loaded inode.
-    ///
-    /// # Errors
-    /// As [`Volume::map`].
-    pub fn map_inode(&self, inode: &Inode, offset: u64) -> Result<Vec<Run>> {
-        let _reading = self.read_lock();
-        let now = self.reload_inode(inode)?;
-        let inode = now.as_deref().unwrap_or(inode);
-        inode.check_readable()?;
-        let at = self.file_block(offset);
-        let end = self.file_block_end(inode.size_bytes);
-        if at >= end || inode.is_inline() || inode.fast_symlink_target(&self.super_).is_some() {
-            return Ok(Vec::new());
-        }
-        let (runs, segment_end) = self.load_segment(inode, at.0 / SEGMENT_BLOCKS)?;
-        let mut found: Vec<Run> = runs.between(at, end.min(segment_end)).collect();
-        if runs.is_hole() {
-            let map = map::map_of(inode)?;
-            let hole =
-                map::with_source(&self.store, &self.super_, map.role(inode.file_id()), |source| {
-                    map::hole_end(&map, source, segment_end.min(end))
-                })?;
-            if let (Some(run), Some(hole)) = (found.last_mut(), hole) {
-                let whole = hole.min(end).0.saturating_sub(run.from.0);
-                run.blocks = run.blocks.max(whole);
-            }
-        }
-        Ok(found)
-    }
-
-    /// Returns the start of the next data or hole from `offset` on; `None` if there is none before
-    /// the end of the file. May report data where the search stopped, as `SEEK_DATA` permits.
-    ///
-    /// # Errors
-    /// As [`Volume::map`].
-    pub fn seek(&self, number: InodeNumber, offset: u64, what: Seek) -> Result<Option<u64>> {
-        let _reading = self.read_lock();
-        let inode = self.node(number)?;
-        inode.check_readable()?;
-        if offset >= inode.size_bytes {
-            return Ok(None);
-        }
-        if inode.is_inline() {
-            return self.inline_seek(&inode, offset, what);
-        }
-        let block_bytes = u64::from(self.super_.block_bytes);
-        let mut at = offset;
-        for _ in 0..MAX_SEEK_SEGMENTS {
-            let runs = self.map_inode(&inode, at)?;
-            let Some(last) = runs.last() else { break };
-            let is_hole = |run: &&Run| run.location.is_zeros() == (what == Seek::Hole);
-            if let Some(run) = runs.iter().find(is_hole) {
-                let start = u64::from(run.from.0).saturating_mul(block_bytes).max(offset);
-                return Ok(Some(start).filter(|start| *start < inode.size_bytes));
-            }
-            at = u64::from(last.end().0).saturating_mul(block_bytes);
-            if at >= inode.size_bytes {
-                return Ok((what == Seek::Hole).then_some(inode.size_bytes));
-            }
-        }
-        Ok(match what {
-            Seek::Data => Some(at),
-            Seek::Hole => Some(inode.size_bytes),
-        })
-    }
-
-    /// Returns the first block of a file on the device; sorting files by it makes device reads
-    /// sequential. `None` without blocks, or if the map is unreadable.
-    pub fn first_block(&self, inode: &Inode) -> Option<FsBlock> {
-        (!inode.is_inline() && inode.fast_symlink_target(&self.super_).is_none()).then_some(())?;
-        matches!(inode.kind, FileType::File | FileType::Directory | FileType::Symlink)
-            .then_some(())?;
-        map::first_block(inode)
     }
 }

@@ -14,15 +14,15 @@ use crate::format::dirent::Dirents;
 use crate::format::inline::{ENTRIES_AT, InlineData};
 use crate::format::inode::Inode;
 use crate::format::xattr::XattrList;
+use crate::reader::VolumeReader;
 use crate::units::saturating_usize;
-use crate::volume::Volume;
 use crate::{Error, InodeNumber, Result};
 
 /// Cookies after `.` and after `..`.
 const COOKIE_AFTER_DOT: u64 = 1;
 const COOKIE_AFTER_DOT_DOT: u64 = ENTRIES_AT as u64;
 
-impl Volume {
+impl VolumeReader {
     /// Returns the inline data of an inode.
     pub(crate) fn load_inline_data(&self, inode: &Inode) -> Result<InlineData> {
         let body = self.inode_xattr_bytes(inode)?;
@@ -36,7 +36,7 @@ impl Volume {
         Err(Error::corrupt("inline data: no attribute holds the rest").with_inode(inode.number))
     }
 
-    /// [`Volume::contents`] of an inline file.
+    /// [`VolumeReader::read_contents`] of an inline file.
     pub(crate) fn inline_contents(
         &self,
         inode: &Inode,
@@ -52,7 +52,7 @@ impl Volume {
         Ok(SharedBytes::from_owned_bytes(bytes.into_boxed_slice()))
     }
 
-    /// [`Volume::seek`] in an inline file.
+    /// [`crate::Volume::seek`] in an inline file.
     pub(crate) fn inline_seek(&self, inode: &Inode, at: u64, what: Seek) -> Result<Option<u64>> {
         inode.check_readable()?;
         let stored = (self.load_inline_data(inode)?.len() as u64).min(inode.size_bytes);
@@ -62,7 +62,7 @@ impl Volume {
         })
     }
 
-    /// [`Volume::lookup`] in an inline directory.
+    /// [`crate::Volume::lookup`] in an inline directory.
     pub(crate) fn find_inline(&self, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
         let inline = self.load_inline_data(dir)?;
         match wanted.name() {
@@ -81,7 +81,7 @@ impl Volume {
         second.ok_or(damage.unwrap_or(Error::NotFound))
     }
 
-    /// [`Volume::entries`] of an inline directory.
+    /// [`crate::Volume::entries`] of an inline directory.
     pub(crate) fn enumerate_inline(
         &self,
         dir: &Inode,

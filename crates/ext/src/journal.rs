@@ -16,7 +16,9 @@
 mod cow_disk;
 mod fast_commit;
 mod journal_file;
+mod open;
 pub(crate) mod recovery;
+mod replay;
 mod replayed_disk;
 pub(crate) mod transaction_layout;
 
@@ -26,13 +28,13 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, Extent};
 
+use crate::blocks::uncached::{read_bytes, read_superblock};
 use crate::format::group::GroupDescriptor;
 use crate::format::superblock::Superblock;
 use crate::units::saturating_u32;
-use crate::volume::read_superblock;
 use crate::{Error, FsBlock, GroupNumber, Result};
 pub(crate) use journal_file::JournalFile;
-use journal_file::read_bytes;
+pub(crate) use open::open_journal;
 use replayed_disk::ReplayedDisk;
 
 /// Read-only view of a volume after replay.
@@ -51,7 +53,7 @@ pub(crate) struct ReplayedVolume {
 /// [`Error::Unsupported`] for an external journal or one of an unknown format; [`Error::Io`];
 /// [`Error::Corrupt`] for a damaged superblock in the log.
 pub(crate) fn open_replayed(disk: Arc<dyn Disk>, super_: &Superblock) -> Result<ReplayedVolume> {
-    match JournalFile::open(disk.clone(), super_) {
+    match open_journal(disk.clone(), super_) {
         Ok(log) => open_with_replayed_log(disk, &log),
         Err(damage @ Error::Corrupt { .. }) => {
             Ok(ReplayedVolume { disk, super_: super_.clone(), damage: Some(damage) })
@@ -91,7 +93,7 @@ fn open_with_replayed_log(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Repl
 /// # Errors
 /// As [`open_replayed`]; [`Error::Corrupt`] if the journal is damaged: nothing is written then.
 pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
-    let log = JournalFile::open(disk.clone(), super_)?;
+    let log = open_journal(disk.clone(), super_)?;
     let found = log.scan()?;
     let fast = fast_commit::summarize_fast_commits(&log, found.next)?;
     if let Some(damage) = found.damage.or(fast.damage) {

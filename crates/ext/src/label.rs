@@ -1,16 +1,13 @@
 //! Change of a volume label: one sector of the superblock, and therefore atomic.
 
-use draconis_device::{Disk, Extent, Group, Write};
-use draconis_types::Block;
+use draconis_device::{Disk, Group};
 use draconis_types::Time;
 
-use crate::commit::to_disk_seconds;
+use crate::blocks::uncached::read_raw_superblock;
 use crate::format::features::Incompatible;
-use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock};
+use crate::format::superblock::to_disk_seconds;
+use crate::redo_log::superblock_sector;
 use crate::{Error, Result};
-
-/// Size of the sector that is written: the superblock's first, which holds the label.
-const SECTOR_BYTES: usize = 512;
 
 /// Sets the label of the volume on `disk`, which must not be open, and waits until it is durable.
 /// Backup superblocks keep the old label, as with `e2label`.
@@ -24,10 +21,7 @@ pub fn set_label(disk: &dyn Disk, label: &[u8], now: Time) -> Result<()> {
         return Err(Error::Misuse("a label has at most 16 bytes, none of them NUL"));
     }
     field.iter_mut().zip(label).for_each(|(to, byte)| *to = *byte);
-    let at = Extent { start_bytes: OFFSET_BYTES, len_bytes: LEN_BYTES as u64 };
-    let block = disk.read_now(at, Block::private(LEN_BYTES));
-    let mut bytes = block.map_err(|refused| Error::Io(refused.error))?.into_private();
-    let raw = RawSuperblock::view_mut(&mut bytes)?;
+    let mut raw = read_raw_superblock(disk)?;
     if raw.s_feature_incompat.get() & Incompatible::RECOVER.bits() != 0 {
         let feature = "needs_recovery: mount the volume once, or run e2fsck on it".to_owned();
         return Err(Error::Unsupported { feature });
@@ -36,9 +30,7 @@ pub fn set_label(disk: &dyn Disk, label: &[u8], now: Time) -> Result<()> {
     raw.s_volume_name = field;
     // The checksum is in the other sector and stays valid.
     raw.preserve_checksum();
-    let mut sector = Block::private(SECTOR_BYTES);
-    sector.copy_in(0, bytes.get(..SECTOR_BYTES).unwrap_or_default());
-    let write = Write { at_bytes: OFFSET_BYTES, block: sector };
+    let write = superblock_sector(&raw, 0);
     let ticket = disk.submit(Group { writes: vec![write] }, &[]);
     Ok(disk.wait_durable(ticket.map_err(|refused| Error::Io(refused.error))?)?)
 }

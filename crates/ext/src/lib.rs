@@ -60,9 +60,11 @@
     )
 )]
 
+mod access_times;
 mod alloc;
 mod blocks;
 mod cache;
+mod change_record;
 pub mod check;
 mod commit;
 mod dir;
@@ -80,9 +82,11 @@ mod mmp;
 mod mount;
 mod offline;
 mod ops;
+mod options;
 mod orphans;
 mod path;
 mod quota;
+mod reader;
 mod redo_log;
 mod resume;
 mod rewrite;
@@ -93,6 +97,7 @@ mod transaction;
 pub mod tune;
 mod units;
 mod volume;
+mod write_context;
 mod xattr;
 
 pub use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
@@ -101,6 +106,7 @@ pub use draconis_types::{AttributeChange, Attributes, FileType, SetTime, Time};
 pub use blocks::DeviceStatistics;
 pub use blocks::data::SharedBytes;
 pub use cache::CacheStatistics;
+pub use change_record::{ChangeRecord, ChangeRecorder};
 pub use dir::{Cookie, DirDamage, Entry};
 pub use error::{Error, Result};
 pub use file::Seek;
@@ -110,11 +116,10 @@ pub use label::set_label;
 pub use map::{BlockLocation, Run};
 pub use mmp::{MmpClaim, MmpClaimOptions, clear_mmp};
 pub use offline::recover_unmounted;
-pub use ops::{
-    Access, AccessTimes, NewNode, RenameMode, Reserve, Whiteout, WriteOptions, XattrSet,
-};
+pub use ops::{Access, AccessTimes, NewNode, RenameMode, Reserve, Whiteout};
+pub use options::{OpenOptions, WriteOptions, XattrSet};
 pub use path::{Follow, split_parent};
 pub use redo_log::finish_interrupted_change;
-pub use resume::{ChangeRecord, ChangeRecorder, CrashedProcess};
+pub use resume::CrashedProcess;
 pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};
-pub use volume::{Info, OpenOptions, StatFs, Statistics, Volume};
+pub use volume::{Info, StatFs, Statistics, Volume};

@@ -27,9 +27,7 @@ use crate::blocks::role::Role;
 use crate::cache::CacheWeight;
 use crate::format::inode::{DIRECT_POINTERS, Inode};
 use crate::format::superblock::Superblock;
-use crate::transaction::Transaction;
-use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result, SharedBytes};
-use edit::{AllocationPolicy, MappedRun};
+use crate::{Error, FileBlock, FileId, FsBlock, Result, SharedBytes};
 use extents::Extents;
 use pointers::{PointerLocation, Pointers};
 
@@ -191,8 +189,8 @@ pub(crate) trait MapVisitor {
     }
 }
 
-/// Block map of a file: lookup, allocation and freeing. Every lookup uses [`BlockMap::walk`]: reads,
-/// changes, commit order, the checker.
+/// Block map of a file, as readers see it; [`edit::MapEditor`] changes it. Every lookup uses
+/// [`BlockMap::walk`]: reads, changes, commit order, the checker.
 pub(crate) trait BlockMap {
     /// Returns the role of its blocks.
     fn role(&self, file: FileId) -> Role;
@@ -208,57 +206,6 @@ pub(crate) trait BlockMap {
         range: Range<u64>,
         visit: &mut dyn MapVisitor,
     ) -> Result<()>;
-
-    /// Returns the blocks of a file in `range`, allocating missing ones. Ends early if space runs
-    /// out.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`] if there is no space for the first block; damage.
-    fn map_blocks(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-        taking: AllocationPolicy,
-    ) -> Result<Vec<MappedRun>>;
-
-    /// Checks that [`BlockMap::free_range`] in the middle of a file will not lack space.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`]; damage.
-    fn ensure_space_for_hole(
-        &self,
-        _: &Transaction<'_>,
-        _: InodeNumber,
-        _: Range<u32>,
-    ) -> Result<()> {
-        Ok(())
-    }
-
-    /// Makes a range of a file read as zeros: as unwritten extents, or as a hole if the map has
-    /// none.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`], before any change; damage.
-    fn zero_range(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-    ) -> Result<()> {
-        tx.unmap(inode, range)
-    }
-
-    /// Frees the blocks of a file in `range`, and map blocks that become empty; returns how many.
-    ///
-    /// # Errors
-    /// Damage.
-    fn free_range(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-    ) -> Result<u64>;
 }
 
 /// Returns the map of an inode.
@@ -317,43 +264,6 @@ impl BlockMap for EitherBlockMap<'_> {
         visit: &mut dyn MapVisitor,
     ) -> Result<()> {
         self.map().walk(source, range, visit)
-    }
-
-    fn map_blocks(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-        taking: AllocationPolicy,
-    ) -> Result<Vec<MappedRun>> {
-        self.map().map_blocks(tx, inode, range, taking)
-    }
-
-    fn zero_range(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-    ) -> Result<()> {
-        self.map().zero_range(tx, inode, range)
-    }
-
-    fn ensure_space_for_hole(
-        &self,
-        tx: &Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-    ) -> Result<()> {
-        self.map().ensure_space_for_hole(tx, inode, range)
-    }
-
-    fn free_range(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-    ) -> Result<u64> {
-        self.map().free_range(tx, inode, range)
     }
 }
 

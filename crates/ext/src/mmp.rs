@@ -17,19 +17,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use draconis_device::{Disk, Extent, Group, Write};
-use draconis_types::Block;
+use draconis_device::{Disk, Extent, Group};
 use draconis_types::Time;
 use parking_lot::Mutex;
 
-use crate::commit::to_disk_seconds;
+use crate::blocks::uncached::{read_bytes, read_superblock, write_of};
 use crate::format::checksum::Checksum;
 use crate::format::mmp::{
     self, LEN_BYTES, MIN_CHECK_INTERVAL, MmpRecord, SEQ_CLEAN, SEQ_FSCK, SEQ_MAX,
 };
 use crate::format::superblock::Superblock;
+use crate::format::superblock::to_disk_seconds;
 use crate::units::saturating_usize;
-use crate::volume::read_superblock;
 use crate::{Error, Result};
 
 /// Limit of the wait for another host's next number, in addition to the interval.
@@ -230,30 +229,18 @@ impl MmpClaim {
         Extent::new(start, end - start)
     }
 
-    fn read_bytes(&self) -> Result<Vec<u8>> {
-        let at = self.extent();
-        let block = self.disk.read_now(at, Block::private(saturating_usize(at.len_bytes)));
-        let block = block.map_err(|refused| Error::Io(refused.error))?;
-        let mut bytes = vec![0; saturating_usize(at.len_bytes)];
-        block.copy_out(0, &mut bytes);
-        Ok(bytes)
-    }
-
     fn read(&self) -> Result<MmpRecord> {
-        let bytes = self.read_bytes()?;
-        let skip = saturating_usize(self.at_bytes - self.extent().start_bytes);
-        mmp::read(bytes.get(skip..).unwrap_or_default(), self.seed)
+        let bytes = read_bytes(&*self.disk, Extent::new(self.at_bytes, LEN_BYTES as u64))?;
+        mmp::read(&bytes, self.seed)
     }
 
     fn write(&self, record: &MmpRecord, now: Time) -> Result<()> {
-        let mut bytes = self.read_bytes()?;
         let at = self.extent();
+        let mut bytes = read_bytes(&*self.disk, at)?;
         let skip = saturating_usize(self.at_bytes - at.start_bytes);
         let seconds = u64::from(to_disk_seconds(now));
         mmp::write(bytes.get_mut(skip..).unwrap_or_default(), record, seconds, self.seed);
-        let mut block = Block::private(bytes.len());
-        block.copy_in(0, &bytes);
-        let group = Group { writes: vec![Write { at_bytes: at.start_bytes, block }] };
+        let group = Group { writes: vec![write_of(at.start_bytes, &bytes)] };
         let ticket = self.disk.submit(group, &[]).map_err(|refused| Error::Io(refused.error))?;
         Ok(self.disk.wait_durable(ticket)?)
     }

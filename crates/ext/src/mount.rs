@@ -1,4 +1,4 @@
-//! Mounting a volume for writing.
+//! Opening a volume, and mounting it for writing.
 //!
 //! Law: a volume that is opened and not changed keeps every byte. The first change is preceded on
 //! disk by the "in use" mark.
@@ -8,32 +8,58 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use draconis_device::{Disk, Properties};
+use draconis_device::{Atomic, Disk, Properties};
 use draconis_types::FileType;
 
 use crate::alloc::Groups;
-use crate::blocks::data::SharedBytes;
-use crate::blocks::write_back::BufferState;
-use crate::commit::atomic::AtomicProtocol;
-use crate::commit::journal::JournalProtocol;
-use crate::commit::protocol::{self, Stage};
-use crate::commit::queue::{ChainDependency, CommitQueue, FreedSpace, QueuedChain};
-use crate::commit::to_disk_seconds;
+use crate::blocks::uncached::read_superblock;
+use crate::commit::protocol::CommitProtocol;
+use crate::commit::protocol::atomic::AtomicProtocol;
+use crate::commit::protocol::journal::JournalProtocol;
+use crate::commit::protocol::ordered::OrderedProtocol;
+use crate::commit::protocol::unordered::UnorderedProtocol;
+use crate::commit::queue::CommitQueue;
 use crate::dir::edit::referenced_inodes;
 use crate::format::inode_slot::InodeSlot;
 use crate::format::requirements::{Enforcer, violated_rules};
-use crate::format::superblock::{RawSuperblock, Superblock};
-use crate::journal::{self, JournalFile};
+use crate::format::superblock::Superblock;
+use crate::journal::{self, ReplayedVolume};
 use crate::mmp::MmpClaim;
-use crate::ops::WriteOptions;
+use crate::options::{OpenOptions, WriteOptions};
 use crate::quota::Quotas;
 use crate::resume::CrashedProcess;
-use crate::transaction::{StopReason, Transaction, WriteContext, WriteState};
+use crate::transaction::Transaction;
 use crate::units::saturating_usize;
-use crate::volume::{OpenOptions, Volume, read_superblock};
+use crate::volume::Volume;
+use crate::write_context::{WriteContext, WriteState};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
+    /// Opens the volume on `disk` for reading. A journal that needs recovery is replayed in memory,
+    /// up to its first damage; the disk does not change.
+    ///
+    /// # Errors
+    /// [`Error::NotExt`]; [`Error::Unsupported`] naming all unsupported features;
+    /// [`Error::Corrupt`] for an invalid superblock; [`Error::Io`].
+    pub fn open(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self> {
+        let mut super_ = read_superblock(&*disk)?;
+        let (mut disk, mut damage) = (disk, None);
+        if super_.needs_recovery() {
+            ReplayedVolume { disk, super_, damage } = journal::open_replayed(disk, &super_)?;
+        }
+        let disk_bytes = disk.properties().len_bytes;
+        if super_.len_bytes() > disk_bytes {
+            let (volume, disk) = (super_.len_bytes(), disk_bytes);
+            log::warn!("the volume has {volume} bytes, its image only {disk}: the rest is missing");
+        }
+        let mut volume = Self::open_unreplayed(disk, options, super_);
+        volume.journal_damage = damage;
+        if let Some(reason) = volume.journal_damage_text() {
+            log::warn!("{reason}");
+        }
+        Ok(volume)
+    }
+
     /// Mounts a volume for writing. With `crashed`, resumes it after a crash.
     pub(crate) fn mount(
         disk: Arc<dyn Disk>,
@@ -55,24 +81,24 @@ impl Volume {
             check_writable(&super_, &properties, is_claimed)?;
         }
         let journal = match super_.journal {
-            Some(_) => Some(JournalProtocol::new(JournalFile::open(disk.clone(), &super_)?)),
+            Some(_) => Some(JournalProtocol::new(journal::open_journal(disk.clone(), &super_)?)),
             None => None,
         };
         let mut volume = Self::open_unreplayed(disk.clone(), options, super_);
-        let super_ = &volume.super_;
+        let super_ = &volume.reader.super_;
         let is_clean = super_.clean && !super_.errors;
         let clean = crashed.as_ref().map_or(is_clean, |before| before.was_clean);
-        let groups = Groups::load(&volume.store, super_)?;
+        let groups = Groups::load(&volume.reader.store, super_)?;
         let outbox = CommitQueue::new(disk, super_.block_bytes);
-        let protocol = protocol::for_volume(super_, &properties, journal);
+        let protocol = choose_protocol(super_, &properties, journal);
         let mut writer = WriteState::new(protocol, groups, &writing, clean);
         writer.is_resumed = crashed.is_some();
         writer.is_marked_in_use = writer.is_resumed && clean && !is_clean;
         writer.quotas = Quotas::from_superblock(super_)?;
         let mut writing = WriteContext::new(writer, outbox, writing);
         writing.claim = claim;
-        volume.writing = Some(writing);
-        let first = volume.super_.last_orphan;
+        volume.set_writing(writing);
+        let first = volume.reader.super_.last_orphan;
         volume.transact(|tx| {
             // No other thread can wait for the lock yet.
             tx.may_block = true;
@@ -105,84 +131,16 @@ impl Volume {
         // Only memory is written, or a volume with an MMP claim.
         check_writable(super_, &disk.properties(), true)?;
         let mut volume = Self::open_unreplayed(disk.clone(), options, super_.clone());
-        let groups = Groups::load(&volume.store, super_)?;
+        let groups = Groups::load(&volume.reader.store, super_)?;
         let outbox = CommitQueue::new(disk, super_.block_bytes);
         let mut writer = WriteState::new(Box::new(AtomicProtocol), groups, &writing, true);
         writer.is_marked_in_use = true;
-        volume.writing = Some(WriteContext::new(writer, outbox, writing));
+        volume.set_writing(WriteContext::new(writer, outbox, writing));
         Ok(volume)
-    }
-
-    /// Makes a closed volume writable again.
-    pub(crate) fn reopen_closed(&self) -> Result<()> {
-        let writing = self.writing.as_ref().ok_or(Error::ReadOnly)?;
-        if writing.claim.is_some() {
-            let feature = "the volume guards against two hosts (mmp), and was given back: unmount it \
-                           and mount it again";
-            return Err(Error::Unsupported { feature: feature.to_owned() });
-        }
-        let mut writer = writing.state.write();
-        match writer.stopped() {
-            Some(StopReason::Failed(_)) => Err(Error::ReadOnly),
-            Some(StopReason::Closed) => {
-                writer.set_stopped(None);
-                writer.is_marked_in_use = false;
-                Ok(())
-            }
-            None => Ok(()),
-        }
     }
 }
 
 impl Transaction<'_> {
-    /// Queues the "in use" mark, if it is not on disk yet; all later chains follow it. It writes no
-    /// other changes of the superblock.
-    pub(crate) fn mark_in_use(&mut self) -> Result<()> {
-        if self.writer.is_marked_in_use {
-            return Ok(());
-        }
-        self.writer.is_marked_in_use = true;
-        let (block, at) = self.volume.super_.location();
-        let now = to_disk_seconds(self.now);
-        let recovers = self.writer.protocol.has_journal();
-        let mark = |bytes: &mut SharedBytes| {
-            let bytes = bytes.make_mut().get_mut(at..).unwrap_or_default();
-            RawSuperblock::view_mut(bytes).map(|raw| {
-                if recovers {
-                    raw.need_recovery(now);
-                } else {
-                    raw.mark_in_use(now);
-                }
-                raw.preserve_checksum();
-            })
-        };
-        // An empty change loads the block into the write-back cache.
-        self.modify_superblock(|_| Ok(()))?;
-        let mut blocks = self.volume.store.write_back.write();
-        let Some(buffer) = blocks.metadata.get_mut(&block.0) else {
-            return Err(Error::Misuse("a superblock that is not in memory"));
-        };
-        mark(&mut buffer.current)?;
-        let mut marked = buffer.current.clone();
-        if let BufferState::Modified(base) = &mut buffer.state {
-            mark(base)?;
-            marked = base.clone();
-        }
-        drop(blocks);
-        let stages = vec![Stage::from([(block.0, marked)])];
-        let (after, needed) = (ChainDependency::PendingSync, Some(0));
-        let (contents, freed, placed) = (vec![], FreedSpace::default(), vec![]);
-        self.queue_chain(QueuedChain {
-            after,
-            stages,
-            sync_stage: needed,
-            contents,
-            freed,
-            checkpointed: placed,
-        })
-        .map(drop)
-    }
-
     /// Recounts the free space of a volume that was not cleanly unmounted, and deletes orphans.
     /// Unused inodes that names reference are quarantined as used, until `e2fsck` removes the
     /// names: otherwise a name would reference another file one day.
@@ -252,6 +210,20 @@ impl Transaction<'_> {
             }
         }
         named
+    }
+}
+
+/// Returns the commit protocol for a volume on a disk with these properties and this journal.
+fn choose_protocol(
+    super_: &Superblock,
+    disk: &Properties,
+    journal: Option<JournalProtocol>,
+) -> Box<dyn CommitProtocol> {
+    match (disk.atomic, journal, OrderedProtocol::for_volume(super_)) {
+        (Atomic::AgainstPowerCut, ..) => Box::new(AtomicProtocol),
+        (Atomic::None | Atomic::AgainstDeath, Some(journal), _) => Box::new(journal),
+        (Atomic::None | Atomic::AgainstDeath, None, Some(ordered)) => Box::new(ordered),
+        (Atomic::None | Atomic::AgainstDeath, None, None) => Box::new(UnorderedProtocol),
     }
 }
 

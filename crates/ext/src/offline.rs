@@ -20,15 +20,16 @@ use draconis_device::Disk;
 use draconis_types::{AccessTimes, Time};
 use zerocopy::IntoBytes;
 
+use crate::blocks::uncached::{read_raw_superblock, read_superblock};
 use crate::format::bitmap::{BitRun, Bitmap, fill};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, GroupDescriptor, flags};
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::mmp::{self, MmpClaim, MmpClaimOptions};
-use crate::ops::WriteOptions;
-use crate::redo_log::{self, OfflineWriter, RedoLog, SECTOR_BYTES, read_raw};
+use crate::options::{OpenOptions, WriteOptions};
+use crate::redo_log::{self, OfflineWriter, RedoLog, SECTOR_BYTES};
 use crate::units::{saturating_u32, saturating_usize};
-use crate::volume::{OpenOptions, Volume, read_superblock};
+use crate::volume::Volume;
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
 /// Error of an offline change.
@@ -174,7 +175,7 @@ pub(crate) struct PlannedVolume {
 impl OfflineVolume {
     /// Reads the unmounted volume on `disk`. `change` names the change in errors.
     pub(crate) fn load(disk: &dyn Disk, change: &str) -> Result<Self> {
-        let raw = read_raw(disk)?;
+        let raw = read_raw_superblock(disk)?;
         let super_ = raw.check()?;
         check_changeable(disk, &super_, change)?;
         let mut groups = vec![];

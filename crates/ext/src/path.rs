@@ -150,7 +150,7 @@ impl Volume {
     /// longer than a block; [`Error::Io`].
     pub fn read_link(&self, number: InodeNumber) -> Result<Vec<u8>> {
         let _reading = self.read_lock();
-        self.read_link_of(&*self.node(number)?)
+        self.read_link_of(&*self.reader.node(number)?)
     }
 
     /// [`Volume::read_link`] of a loaded inode.
@@ -162,14 +162,14 @@ impl Volume {
             return Err(Error::Misuse("only symbolic links have a target"));
         }
         let corrupt = |what| Error::Corrupt { what, inode: Some(inode.number), block: None };
-        let target = match inode.fast_symlink_target(&self.super_) {
+        let target = match inode.fast_symlink_target(&self.reader.super_) {
             Some(target) => target,
             None => {
                 let len = usize::try_from(inode.size_bytes).unwrap_or(usize::MAX);
-                if inode.size_bytes > u64::from(self.super_.block_bytes) {
+                if inode.size_bytes > u64::from(self.reader.super_.block_bytes) {
                     return Err(corrupt("symbolic link: length"));
                 }
-                self.read_contents(inode, 0, len)?.to_vec()
+                self.reader.read_contents(inode, 0, len)?.to_vec()
             }
         };
         if inode.is_encrypted() {

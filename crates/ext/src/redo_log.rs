@@ -22,9 +22,10 @@ use draconis_device::{Disk, Extent, Group, Ticket, Write};
 use draconis_types::Block;
 use zerocopy::IntoBytes;
 
+use crate::blocks::uncached::{read_bytes, read_raw_superblock, write_of};
 use crate::format::checksum::Checksum;
 use crate::format::features::Incompatible;
-use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock};
+use crate::format::superblock::{OFFSET_BYTES, RawSuperblock};
 use crate::format::{le32, put32};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, Result};
@@ -69,12 +70,13 @@ impl<'a> OfflineWriter<'a> {
         if let Some(last) = self.last {
             self.disk.wait_visible(last)?;
         }
-        read(self.disk, self.at_bytes(at), blocks.saturating_mul(self.block_bytes.into()))
+        let len_bytes = blocks.saturating_mul(self.block_bytes.into());
+        Ok(read_bytes(self.disk, Extent::new(self.at_bytes(at), len_bytes))?)
     }
 
     /// Submits a write of blocks; waits if too many bytes are in flight.
     pub(crate) fn write(&mut self, at: FsBlock, bytes: &[u8]) -> Result<()> {
-        self.submit(Write { at_bytes: self.at_bytes(at), block: to_block(bytes) })
+        self.submit(write_of(self.at_bytes(at), bytes))
     }
 
     /// Writes zeros from byte `start` up to `end`.
@@ -298,7 +300,7 @@ impl<'a> RedoLog<'a> {
         self.stage_block(FsBlock(SUPERBLOCK_HOME), last)?;
         self.flush_to_log()?;
         let head = self.write_index()?;
-        let mut super_ = read_raw(self.writer.disk)?;
+        let mut super_ = read_raw_superblock(self.writer.disk)?;
         super_.set_change_marker(head);
         super_.preserve_checksum();
         self.writer.write_barrier(vec![superblock_sector(&super_, 0)])?;
@@ -340,7 +342,7 @@ impl<'a> RedoLog<'a> {
 /// # Errors
 /// [`Error::NotExt`]; [`Error::Corrupt`] for a damaged log; device errors.
 pub fn finish_interrupted_change(disk: &dyn Disk) -> Result<bool> {
-    let super_ = read_raw(disk)?;
+    let super_ = read_raw_superblock(disk)?;
     let Some(head) = super_.interrupted_change() else { return Ok(false) };
     let block_bytes = 1024u32
         .checked_shl(super_.s_log_block_size.get())
@@ -430,32 +432,9 @@ impl RawSuperblock {
     }
 }
 
-/// Reads the superblock from the disk, unchecked.
-pub(crate) fn read_raw(disk: &dyn Disk) -> Result<RawSuperblock> {
-    let end = OFFSET_BYTES.saturating_add(LEN_BYTES as u64);
-    if end > disk.properties().len_bytes {
-        return Err(Error::NotExt);
-    }
-    let bytes = read(disk, OFFSET_BYTES, LEN_BYTES as u64)?;
-    Ok(RawSuperblock::view(&bytes)?.clone())
-}
-
-fn read(disk: &dyn Disk, at_bytes: u64, len_bytes: u64) -> Result<Vec<u8>> {
-    let at = Extent::new(at_bytes, len_bytes);
-    let block = disk.read_now(at, Block::private(saturating_usize(len_bytes)));
-    let block = block.map_err(|refused| refused.error)?;
-    Ok(block.into_private().as_bytes().to_vec())
-}
-
 /// Returns a write of the superblock sector at byte `from`.
-fn superblock_sector(raw: &RawSuperblock, from: u64) -> Write {
+pub(crate) fn superblock_sector(raw: &RawSuperblock, from: u64) -> Write {
     let bytes = raw.as_bytes().get(saturating_usize(from)..).unwrap_or_default();
     let bytes = bytes.get(..saturating_usize(SECTOR_BYTES)).unwrap_or_default();
-    Write { at_bytes: OFFSET_BYTES.saturating_add(from), block: to_block(bytes) }
-}
-
-fn to_block(bytes: &[u8]) -> Block {
-    let mut block = Block::private(bytes.len());
-    block.copy_in(0, bytes);
-    block
+    write_of(OFFSET_BYTES.saturating_add(from), bytes)
 }

@@ -16,24 +16,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use draconis_device::Disk;
-use draconis_types::Time;
 
-use crate::ops::WriteOptions;
+use crate::change_record::{ChangeRecord, ChangeRecorder};
+use crate::options::{OpenOptions, WriteOptions};
 use crate::transaction::Transaction;
-use crate::volume::{OpenOptions, Volume};
-use crate::{Error, FileId, InodeNumber, MmpClaim, Result};
-
-/// Results of a change that its replay must repeat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChangeRecord {
-    /// Time of the change.
-    pub now: Time,
-    /// Inode that the change created, or gave its first name.
-    pub inode: Option<FileId>,
-    /// Inode that the change renamed. A crash may cut a rename in the middle: the old name then
-    /// references the replaced inode until it is removed.
-    pub renamed_inode: Option<InodeNumber>,
-}
+use crate::volume::Volume;
+use crate::{Error, InodeNumber, MmpClaim, Result};
 
 /// Knowledge about a process that crashed with a volume open for writing.
 #[derive(Clone, Debug)]
@@ -42,27 +30,6 @@ pub struct CrashedProcess {
     pub was_clean: bool,
     /// Superset of the orphans reported to the recorder; if unknown, every inode is read.
     pub orphans: Option<BTreeSet<InodeNumber>>,
-}
-
-/// Recorder of every change, for a later resume.
-pub trait ChangeRecorder: Send + Sync {
-    /// Records a change made in memory by the calling thread, or the part of one that may reach the
-    /// disk alone; the whole then follows with the same number. Numbers start at 1. Readers wait
-    /// until this returns; it must not call the volume.
-    fn record_change(&self, number: u64, made: ChangeRecord);
-
-    /// Records that a change failed half-way and may be visible; it was the last.
-    fn record_partial_failure(&self) {}
-
-    /// Notes that the disk has accepted all changes up to `number`.
-    fn record_accepted_through(&self, number: u64);
-
-    /// Records that change `number` makes `inode` an orphan on a volume without an on-disk list;
-    /// `all` returns the orphans so far. On disk, the inode is an orphan from the chain with this
-    /// change until the one that names or frees it. The call may repeat, and the change may fail.
-    fn record_orphan(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
-        let _ = (number, inode, all);
-    }
 }
 
 impl Volume {
@@ -124,12 +91,12 @@ impl Volume {
     /// Returns the orphans. After [`Volume::resume_after_crash`] only [`Volume::delete_orphan`]
     /// deletes them.
     pub fn orphans(&self) -> Vec<InodeNumber> {
-        self.store.write_back.read().orphans.iter().copied().map(InodeNumber).collect()
+        self.reader.store.write_back.orphans()
     }
 
     /// Returns true if an inode is an orphan.
     pub fn is_orphan(&self, inode: InodeNumber) -> bool {
-        self.store.write_back.has_orphan(inode.0)
+        self.reader.store.write_back.has_orphan(inode.0)
     }
 
     /// Deletes an orphan that has no users.
@@ -140,16 +107,6 @@ impl Volume {
 }
 
 impl Transaction<'_> {
-    /// Reports an orphan to the recorder.
-    pub(crate) fn record_orphan(&self, inode: InodeNumber) {
-        let witness =
-            self.volume.writing.as_ref().and_then(|writing| writing.change_recorder.get());
-        if let Some(witness) = witness.filter(|_| !self.writer.protocol.lists_orphans()) {
-            let number = self.writer.change_count.wrapping_add(1);
-            witness.record_orphan(number, inode, &|| self.volume.orphans());
-        }
-    }
-
     /// Finds the orphans of a resumed volume that has no on-disk list.
     pub(crate) fn find_orphans(&mut self, before: CrashedProcess) -> Result<()> {
         if self.writer.protocol.lists_orphans() {
@@ -177,16 +134,5 @@ impl Transaction<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Returns true if an orphan must be kept for users.
-    pub(crate) fn has_users(&self, inode: InodeNumber) -> bool {
-        let writer = &self.writer;
-        writer.is_resumed || writer.users.get(&inode.0).copied().unwrap_or(0) > 0
-    }
-
-    /// Returns the inode that a replayed change must use.
-    pub(crate) fn replayed_inode(&self) -> Option<InodeNumber> {
-        self.writer.replaying?.inode.map(|made| InodeNumber(made.inode))
     }
 }

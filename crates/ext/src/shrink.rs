@@ -22,13 +22,14 @@ use draconis_device::Disk;
 use draconis_types::Time;
 
 use crate::GroupNumber;
+use crate::blocks::uncached::read_raw_superblock;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::grow::{set_block_count, set_checksum_and_parse};
 use crate::mkfs::MIN_LAST_GROUP_BLOCKS;
 pub use crate::offline::{OfflineError, Result};
 use crate::offline::{OfflineVolume, PlannedVolume, group_bounds, group_tables, reserved_gdt};
-use crate::redo_log::{RedoLog, read_raw};
+use crate::redo_log::RedoLog;
 use crate::rewrite::VolumeRewrite;
 use crate::units::{saturating_u32, saturating_usize};
 
@@ -199,7 +200,7 @@ impl ShrinkPlan {
 /// Returns the length of the volume before [`crate::recover_unmounted`] finishes an interrupted
 /// change of it; 0 if the disk holds none. The superblock keeps the old length until the last step.
 pub fn len_bytes_before_recovery(disk: &dyn Disk) -> u64 {
-    let Ok(raw) = read_raw(disk) else { return 0 };
+    let Ok(raw) = read_raw_superblock(disk) else { return 0 };
     let is_64bit = raw.s_feature_incompat.get() & Incompatible::SIXTY_FOUR_BIT.bits() != 0;
     let high = if is_64bit { raw.s_blocks_count_hi.get() } else { 0 };
     let blocks = u64::from(high) << 32 | u64::from(raw.s_blocks_count_lo.get());

@@ -9,242 +9,26 @@
 mod tests;
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use draconis_types::Time;
-use parking_lot::{Mutex, RwLock};
 
-use crate::alloc::Groups;
 use crate::blocks::CHUNK_BYTES;
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::blocks::write_back::{Buffer, BufferState};
-use crate::commit::batch::Batch;
-use crate::commit::group_commit::GroupCommit;
-use crate::commit::protocol::CommitProtocol;
-use crate::commit::queue::CommitQueue;
+use crate::change_record::ChangeRecord;
 use crate::format::inode::{self, Inode};
 use crate::format::inode_slot::{InodeSlot, InodeTime};
-use crate::mmp::MmpClaim;
-use crate::ops::WriteOptions;
-use crate::ops::access_times::PendingAccessTimes;
-use crate::quota::Quotas;
-use crate::resume::{ChangeRecord, ChangeRecorder};
+use crate::reader::VolumeReader;
 use crate::units::saturating_usize;
-use crate::volume::Volume;
+use crate::write_context::{WriteContext, WriteState};
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
-
-/// Reason why the volume is not written any more.
-#[derive(Clone, Debug)]
-pub(crate) enum StopReason {
-    /// The volume was closed.
-    Closed,
-    /// An error, with its text.
-    Failed(String),
-}
-
-/// Everything that a writable volume has.
-pub(crate) struct WriteContext {
-    /// Write lock: transactions hold it exclusively, readers share it.
-    pub(crate) state: RwLock<WriteState>,
-    pub(crate) commit_queue: CommitQueue,
-    pub(crate) group_commit: GroupCommit,
-    /// Limit of dirty data in memory, in bytes.
-    pub(crate) dirty_limit: u64,
-    pub(crate) clock: Arc<dyn Fn() -> Time + Send + Sync>,
-    pub(crate) pending_access_times: PendingAccessTimes,
-    /// True if freed blocks are discarded on the disk.
-    pub(crate) discard: bool,
-    /// Shared with [`WriteState::is_stopped`]: readable without the lock.
-    stopped: Arc<AtomicBool>,
-    /// Callback for the first change after a commit.
-    pub(crate) on_first_change: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
-    /// Callback between retries of a change that finds no space.
-    pub(crate) on_no_space: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Callback for queued data that a separate thread sends.
-    pub(crate) on_queued_contents: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Recorder of every change, for a restarted process.
-    pub(crate) change_recorder: OnceLock<Arc<dyn ChangeRecorder>>,
-    /// MMP claim, if other hosts can reach the volume.
-    pub(crate) claim: Option<MmpClaim>,
-}
-
-impl WriteContext {
-    pub(crate) fn new(writer: WriteState, outbox: CommitQueue, writing: WriteOptions) -> Self {
-        Self {
-            stopped: writer.is_stopped.clone(),
-            state: RwLock::new(writer),
-            commit_queue: outbox,
-            group_commit: GroupCommit::default(),
-            dirty_limit: writing.dirty_bytes,
-            clock: writing.clock,
-            pending_access_times: PendingAccessTimes::new(writing.atime),
-            discard: writing.discard,
-            on_first_change: Mutex::default(),
-            on_no_space: OnceLock::new(),
-            on_queued_contents: OnceLock::new(),
-            change_recorder: OnceLock::new(),
-            claim: None,
-        }
-    }
-
-    /// Returns true if the volume is not written any more.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
-    }
-
-    /// Calls the callback for the first change after a commit.
-    pub(crate) fn notify_first_change(&self) {
-        if let Some(tell) = &*self.on_first_change.lock() {
-            tell();
-        }
-    }
-}
-
-impl std::fmt::Debug for WriteContext {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { state: gate, commit_queue: outbox, pending_access_times: accesses, .. } = self;
-        f.debug_struct("WriteSide")
-            .field("gate", gate)
-            .field("outbox", outbox)
-            .field("accesses", accesses)
-            .finish_non_exhaustive()
-    }
-}
-
-/// State of a writable volume. A transaction holds its lock exclusively; readers share it.
-pub(crate) struct WriteState {
-    pub(crate) dirty_limit: u64,
-    pub(crate) groups: Groups,
-    pub(crate) quotas: Quotas,
-    pub(crate) batch: Batch,
-    pub(crate) protocol: Box<dyn CommitProtocol>,
-    /// Number of the last chain that is visible to readers of the disk.
-    pub(crate) visible_chain: u64,
-    /// User counts of open inodes; an orphan is kept while it has users.
-    pub(crate) users: HashMap<u32, u64>,
-    /// On-disk orphan list, in order of insertion: the last entry is the head on disk.
-    pub(crate) orphan_list: Vec<u32>,
-    /// `O_TMPFILE` inodes, which may still get a name.
-    pub(crate) tmpfiles: HashSet<u32>,
-    stopped: Option<StopReason>,
-    /// Copy of `stopped` that is readable without the write lock.
-    is_stopped: Arc<AtomicBool>,
-    /// True if the volume was cleanly unmounted before.
-    pub(crate) was_clean: bool,
-    /// True if the superblock on disk has the "in use" mark.
-    pub(crate) is_marked_in_use: bool,
-    /// Group at which the search for a new top directory's group starts.
-    pub(crate) next_top_dir_group: u32,
-    /// Generation for new inodes: distinguishes files that reuse an inode number.
-    pub(crate) generation: u32,
-    /// Orphans without users, to be deleted after the current change.
-    pub(crate) pending_deletions: Vec<u32>,
-    /// Block of the last insert, for directories without an index.
-    pub(crate) insert_hints: HashMap<u32, u32>,
-    /// True if the current change modified anything in memory.
-    pub(crate) is_modified: bool,
-    /// Number of changes made.
-    pub(crate) change_count: u64,
-    /// Number of the last change in the batch that is being closed.
-    pub(crate) batch_change: u64,
-    /// True once the current change is complete.
-    pub(crate) is_change_complete: bool,
-    /// Inode created by the current change.
-    pub(crate) created_inode: Option<FileId>,
-    /// Inode renamed by the current change.
-    pub(crate) renamed_inode: Option<InodeNumber>,
-    /// Record that the current change replays.
-    pub(crate) replaying: Option<ChangeRecord>,
-    /// The volume was resumed after a crash: clients of the old process may still hold any inode
-    /// open.
-    pub(crate) is_resumed: bool,
-}
-
-impl std::fmt::Debug for WriteState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writer").field("batch", &self.batch).finish_non_exhaustive()
-    }
-}
-
-impl WriteState {
-    pub(crate) fn new(
-        protocol: Box<dyn CommitProtocol>,
-        groups: Groups,
-        writing: &WriteOptions,
-        clean: bool,
-    ) -> Self {
-        Self {
-            generation: (writing.clock)().nanoseconds,
-            dirty_limit: writing.dirty_bytes,
-            groups,
-            quotas: Quotas::default(),
-            batch: Batch::default(),
-            protocol,
-            visible_chain: 0,
-            users: HashMap::new(),
-            orphan_list: vec![],
-            tmpfiles: HashSet::new(),
-            stopped: None,
-            is_stopped: Arc::default(),
-            was_clean: clean,
-            is_marked_in_use: false,
-            next_top_dir_group: 0,
-            pending_deletions: vec![],
-            insert_hints: HashMap::new(),
-            is_modified: false,
-            change_count: 0,
-            batch_change: 0,
-            is_change_complete: false,
-            created_inode: None,
-            renamed_inode: None,
-            replaying: None,
-            is_resumed: false,
-        }
-    }
-
-    /// Returns the numbers of free blocks and inodes.
-    pub(crate) fn free_counts(&self) -> (u64, u64) {
-        (self.groups.free_blocks(), self.groups.free_inodes)
-    }
-
-    pub(crate) fn failure(&self) -> Option<String> {
-        match &self.stopped {
-            Some(StopReason::Failed(why)) => Some(why.clone()),
-            Some(StopReason::Closed) | None => None,
-        }
-    }
-
-    pub(crate) fn stop(&mut self, why: &Error) {
-        if self.stopped.is_none() {
-            log::error!("{why}: the volume is read-only from now on");
-            self.set_stopped(Some(StopReason::Failed(why.to_string())));
-        }
-    }
-
-    pub(crate) fn stopped(&self) -> Option<&StopReason> {
-        self.stopped.as_ref()
-    }
-
-    pub(crate) fn set_stopped(&mut self, stopped: Option<StopReason>) {
-        self.is_stopped.store(stopped.is_some(), Ordering::Release);
-        self.stopped = stopped;
-    }
-}
-
-/// Outcome of one try of a change.
-enum Attempt<T> {
-    /// The result, and true if orphans are to be deleted.
-    Done(Result<T>, bool),
-    /// The change needs this block from the device.
-    NeedsBlock(FsBlock, Role),
-}
 
 /// One change of the volume, applied in memory while the write lock is held.
 pub(crate) struct Transaction<'a> {
-    pub(crate) volume: &'a Volume,
+    pub(crate) volume: &'a VolumeReader,
+    pub(crate) context: &'a WriteContext,
     pub(crate) writer: &'a mut WriteState,
     pub(crate) now: Time,
     /// True if the transaction may read from the device.
@@ -255,116 +39,10 @@ pub(crate) struct Transaction<'a> {
     pub(crate) is_internal: bool,
 }
 
-/// Retries before a change reads under the write lock: a cache smaller than the change's working
-/// set would never hold all its blocks.
-const MAX_READ_RETRIES: u32 = 64;
-
-impl Volume {
-    /// Runs one change exclusively. It uses the blocks in memory; a missing block is read
-    /// without the write lock, and the change is retried as long as it modified nothing.
-    pub(crate) fn transact<T>(
-        &self,
-        change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
-    ) -> Result<T> {
-        self.transact_and_write_out(change, false)
-    }
-
-    /// [`Volume::transact`] that sends the queued chains, and with `and_wait` waits until they are
-    /// durable, in the same message.
-    pub(crate) fn transact_and_write_out<T>(
-        &self,
-        mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
-        and_wait: bool,
-    ) -> Result<T> {
-        let mut missed = 0;
-        let mut may_wait = false;
-        loop {
-            match self.try_transact(&mut change, may_wait) {
-                // Writing has stopped: nothing to send.
-                Attempt::Done(Err(Error::ReadOnly), _) => return Err(Error::ReadOnly),
-                Attempt::Done(done, leaves_dying) => {
-                    self.write_out_after_change(and_wait)?;
-                    if leaves_dying {
-                        self.delete_pending()?;
-                    }
-                    return done;
-                }
-                Attempt::NeedsBlock(block, role) => {
-                    missed += 1;
-                    let read = self.store.block(block, role);
-                    // The retry reports the read error at its place.
-                    may_wait = missed >= MAX_READ_RETRIES || read.is_err();
-                }
-            }
-        }
-    }
-
-    fn try_transact<T>(
-        &self,
-        change: &mut impl FnMut(&mut Transaction<'_>) -> Result<T>,
-        may_wait: bool,
-    ) -> Attempt<T> {
-        let Some(writing) = &self.writing else {
-            return Attempt::Done(Err(Error::ReadOnly), false);
-        };
-        let mut writer = writing.state.write();
-        if writer.stopped().is_some() {
-            return Attempt::Done(Err(Error::ReadOnly), false);
-        }
-        (writer.is_modified, writer.is_change_complete) = (false, false);
-        (writer.created_inode, writer.renamed_inode) = (None, None);
-        let was_dirty = writer.batch.dirty;
-        let now = writer.replaying.map_or_else(|| (writing.clock)(), |it| it.now);
-        let missing = Cell::new(None);
-        let (volume, follows) = (self, false);
-        let mut tx = Transaction {
-            volume,
-            writer: &mut writer,
-            now,
-            may_block: may_wait,
-            missing_block: missing,
-            is_internal: follows,
-        };
-        let mut done = change(&mut tx);
-        if let Some((block, role)) = tx.missing_block.get() {
-            return Attempt::NeedsBlock(block, role);
-        }
-        if done.is_ok() {
-            // The record comes before any chain with the change, which other threads may send.
-            tx.record_change();
-            tx.writer.is_change_complete = true;
-            if let Err(error) = tx.enforce_batch_limits() {
-                done = Err(error);
-            }
-        }
-        if let Err(error) = &done
-            && writer.is_modified
-        {
-            if let Some(witness) = writing.change_recorder.get() {
-                witness.record_partial_failure();
-            }
-            writer.stop(error);
-        }
-        if let Err(error) = &done
-            && writer.failure().is_some()
-        {
-            self.record_failure(&mut writer, error);
-        }
-        if writer.is_modified {
-            writer.change_count = writer.change_count.wrapping_add(1);
-            if !was_dirty {
-                writing.notify_first_change();
-            }
-        }
-        Attempt::Done(done, !writer.pending_deletions.is_empty())
-    }
-}
-
 impl Transaction<'_> {
     /// Passes the change to the recorder.
     pub(crate) fn record_change(&self) {
-        let witness =
-            self.volume.writing.as_ref().and_then(|writing| writing.change_recorder.get());
+        let witness = self.context.change_recorder.get();
         if let Some(witness) = witness.filter(|_| self.writer.is_modified && !self.is_internal) {
             let WriteState { created_inode: inode, renamed_inode: moved, .. } = *self.writer;
             let made = ChangeRecord { now: self.now, inode, renamed_inode: moved };
@@ -541,7 +219,7 @@ impl Transaction<'_> {
             Ok::<_, Error>((done, is_nameless))
         });
         self.volume.inodes.remove(number.0);
-        self.writer.batch.inodes.insert(number.0);
+        self.writer.batch.inodes.insert(number.0, (block, at));
         let (done, is_nameless) = done??;
         if is_nameless {
             self.record_orphan(number);
@@ -569,5 +247,25 @@ impl Transaction<'_> {
     /// Returns true if the inode's owner may use the blocks reserved for the superuser.
     pub(crate) fn is_privileged(&self, uid: u32) -> bool {
         uid == self.volume.super_.reserved_uid
+    }
+
+    /// Reports an orphan to the recorder.
+    pub(crate) fn record_orphan(&self, inode: InodeNumber) {
+        let witness = self.context.change_recorder.get();
+        if let Some(witness) = witness.filter(|_| !self.writer.protocol.lists_orphans()) {
+            let number = self.writer.change_count.wrapping_add(1);
+            witness.record_orphan(number, inode, &|| self.volume.store.write_back.orphans());
+        }
+    }
+
+    /// Returns true if an orphan must be kept for users.
+    pub(crate) fn has_users(&self, inode: InodeNumber) -> bool {
+        let writer = &self.writer;
+        writer.is_resumed || writer.users.get(&inode.0).copied().unwrap_or(0) > 0
+    }
+
+    /// Returns the inode that a replayed change must use.
+    pub(crate) fn replayed_inode(&self) -> Option<InodeNumber> {
+        self.writer.replaying?.inode.map(|made| InodeNumber(made.inode))
     }
 }

@@ -26,16 +26,17 @@ use draconis_types::Block;
 use draconis_types::Time;
 use zerocopy::IntoBytes;
 
-use crate::commit::to_disk_seconds;
+use crate::blocks::uncached::read_raw_superblock;
 use crate::format::checksum::Checksum;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::flags;
 use crate::format::quota::QuotaType;
+use crate::format::superblock::to_disk_seconds;
 use crate::format::superblock::{OFFSET_BYTES, RawSuperblock, Superblock};
 use crate::mmp::is_claimed_by_tool;
 pub use crate::offline::{OfflineError, Result};
 use crate::offline::{OfflineVolume, PlannedVolume, reserved_gdt};
-use crate::redo_log::{RedoLog, SECTOR_BYTES, read_raw};
+use crate::redo_log::{RedoLog, SECTOR_BYTES};
 use crate::rewrite::VolumeRewrite;
 use crate::units::{saturating_u32, saturating_usize};
 pub use fields::MOUNT_OPTIONS;
@@ -135,7 +136,7 @@ struct TuneWork {
 /// # Errors
 /// [`crate::Error::NotExt`]; device errors.
 pub fn superblock(disk: &dyn Disk) -> crate::Result<RawSuperblock> {
-    read_raw(disk)
+    read_raw_superblock(disk)
 }
 
 /// Changes the unmounted, [`crate::recover_unmounted`]d volume on `disk`, and waits until the
@@ -144,7 +145,7 @@ pub fn superblock(disk: &dyn Disk) -> crate::Result<RawSuperblock> {
 /// # Errors
 /// [`OfflineError::Misuse`], [`OfflineError::Unsupported`]: the volume is unchanged; device errors.
 pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
-    let old = read_raw(disk)?;
+    let old = read_raw_superblock(disk)?;
     let super_ = old.check()?;
     if super_.needs_recovery() {
         return Err(OfflineError::NotClean);

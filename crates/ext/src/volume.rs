@@ -1,80 +1,39 @@
-//! An open volume: reading, and the state that reading and writing share.
+//! An open volume: its reader, and the state of writing behind a lock.
+//!
+//! The public calls lock here: readers share the write lock, changes are transactions.
+
+mod changing;
+mod commits;
+mod reading;
+mod transact;
+mod write_out;
 
 use std::sync::{Arc, OnceLock};
 
-use draconis_device::{Disk, Extent};
-use draconis_types::Attributes;
-use draconis_types::Block;
+use draconis_device::Disk;
 pub use draconis_types::StatFs;
 use parking_lot::RwLockReadGuard;
 
-use crate::alloc::Groups;
-use crate::blocks::checksums::MetadataChecksums;
-use crate::blocks::data::SharedBytes;
-use crate::blocks::read_ahead::FileReadAhead;
-use crate::blocks::role::Role;
-use crate::blocks::{BlockStore, DeviceStatistics};
-use crate::cache::{Cache, CacheStatistics, CacheWeight};
-use crate::dir::Cookie;
+use crate::blocks::DeviceStatistics;
+use crate::cache::CacheStatistics;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
-use crate::format::group::{self, GroupDescriptor};
-use crate::format::inode::Inode;
-use crate::format::superblock::{self, RawSuperblock, Superblock, Timestamps};
-use crate::journal::{self, ReplayedVolume};
-use crate::map::{RunList, SegmentKey};
-use crate::transaction::{WriteContext, WriteState};
-use crate::units::saturating_usize;
-use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
-
-/// Options for opening a volume.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OpenOptions {
-    /// Capacity of the inode cache, in inodes of about 300 bytes.
-    pub inode_cache: u64,
-    /// Entries of the block-map cache; each holds up to 64 runs of blocks, 1.5 KiB.
-    pub block_map_cache: u64,
-    /// Size of the data cache, in bytes; metadata and file data share it.
-    pub data_cache_bytes: u64,
-    /// True if native listings include `.` and `..`.
-    pub lists_dots: bool,
-    /// Limit of read-ahead per sequential reader, in bytes; 0 disables read-ahead.
-    pub read_ahead_bytes: u64,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self {
-            inode_cache: 65_536,
-            block_map_cache: 4_096,
-            data_cache_bytes: 64 << 20,
-            lists_dots: false,
-            read_ahead_bytes: 4 << 20,
-        }
-    }
-}
+use crate::format::superblock::{Superblock, Timestamps};
+use crate::options::OpenOptions;
+use crate::reader::VolumeReader;
+use crate::write_context::{WriteContext, WriteState};
+use crate::{Error, FsBlock, GroupNumber, InodeNumber};
 
 /// An open ext volume. All methods take `&self`: share it.
 #[derive(Debug)]
 pub struct Volume {
-    pub(crate) super_: Superblock,
-    pub(crate) store: BlockStore,
-    pub(crate) file_read_ahead: FileReadAhead,
-    pub(crate) block_maps: Cache<SegmentKey, Arc<RunList>>,
-    pub(crate) inodes: Cache<u32, Arc<Inode>>,
+    pub(crate) reader: VolumeReader,
     /// State of a writable volume; `None` on a read-only one.
     pub(crate) writing: Option<WriteContext>,
     /// Reason why some changes committed in the journal cannot be read.
-    journal_damage: Option<Error>,
-    pub(crate) disk_bytes: u64,
+    pub(crate) journal_damage: Option<Error>,
     /// Clusters of the volume's own metadata, once counted.
     metadata_clusters: OnceLock<u64>,
     options: OpenOptions,
-}
-
-impl CacheWeight for Arc<Inode> {
-    fn weight(&self) -> u64 {
-        1
-    }
 }
 
 /// Description of a volume.
@@ -134,62 +93,25 @@ pub struct Statistics {
 }
 
 impl Volume {
-    /// Opens the volume on `disk` for reading. A journal that needs recovery is replayed in memory,
-    /// up to its first damage; the disk does not change.
-    ///
-    /// # Errors
-    /// [`Error::NotExt`]; [`Error::Unsupported`] naming all unsupported features;
-    /// [`Error::Corrupt`] for an invalid superblock; [`Error::Io`].
-    pub fn open(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self> {
-        let mut super_ = read_superblock(&*disk)?;
-        let (mut disk, mut damage) = (disk, None);
-        if super_.needs_recovery() {
-            ReplayedVolume { disk, super_, damage } = journal::open_replayed(disk, &super_)?;
-        }
-        let disk_bytes = disk.properties().len_bytes;
-        if super_.len_bytes() > disk_bytes {
-            let (volume, disk) = (super_.len_bytes(), disk_bytes);
-            log::warn!("the volume has {volume} bytes, its image only {disk}: the rest is missing");
-        }
-        let mut volume = Self::open_unreplayed(disk, options, super_);
-        volume.journal_damage = damage;
-        if let Some(reason) = volume.journal_damage_text() {
-            log::warn!("{reason}");
-        }
-        Ok(volume)
-    }
-
     /// Opens the volume on `disk` with this superblock, without replaying its journal.
     pub(crate) fn open_unreplayed(
         disk: Arc<dyn Disk>,
         options: OpenOptions,
         super_: Superblock,
     ) -> Self {
-        let disk_bytes = disk.properties().len_bytes;
-        let mut store = BlockStore::new(
-            disk,
-            super_.block_bytes,
-            options.data_cache_bytes,
-            options.read_ahead_bytes,
-        );
-        store.checksums = MetadataChecksums::for_volume(&super_);
         Self {
-            store,
-            file_read_ahead: FileReadAhead::new(options.read_ahead_bytes),
-            block_maps: Cache::new(options.block_map_cache, 1, 65),
-            inodes: Cache::new(options.inode_cache, 1, 1),
+            reader: VolumeReader::new(disk, &options, super_),
             writing: None,
             journal_damage: None,
-            super_,
-            options,
-            disk_bytes,
             metadata_clusters: OnceLock::new(),
+            options,
         }
     }
 
-    /// Returns the number of blocks on the disk.
-    pub(crate) fn disk_blocks(&self) -> u64 {
-        self.disk_bytes.checked_div(self.super_.block_bytes.into()).unwrap_or(0)
+    /// Makes the volume writable.
+    pub(crate) fn set_writing(&mut self, writing: WriteContext) {
+        self.reader.is_writable = true;
+        self.writing = Some(writing);
     }
 
     /// Returns the options it was opened with.
@@ -199,22 +121,12 @@ impl Volume {
 
     /// Returns the checked superblock.
     pub fn superblock(&self) -> &Superblock {
-        &self.super_
+        &self.reader.super_
     }
 
     /// Returns the root directory.
     pub fn root(&self) -> InodeNumber {
         InodeNumber::ROOT
-    }
-
-    /// Returns the inode with this number.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] if it does not exist or is not in use; [`Error::Corrupt`];
-    /// [`Error::Io`].
-    pub fn inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
-        let _reading = self.read_lock();
-        self.node(number)
     }
 
     /// Locks out changes. The lock is recursive: callers lock again from within
@@ -223,79 +135,9 @@ impl Volume {
         self.writing.as_ref().map(|writing| writing.state.read_recursive())
     }
 
-    /// [`Volume::inode`] for callers that hold the lock.
-    pub(crate) fn node(&self, number: InodeNumber) -> Result<Arc<Inode>> {
-        self.inodes.get_or_load(number.0, || self.load_inode(number))
-    }
-
-    /// Returns the `stat` data of an inode.
-    ///
-    /// # Errors
-    /// As [`Volume::inode`].
-    pub fn attributes(&self, number: InodeNumber) -> Result<Attributes> {
-        Ok(self.attributes_of(&*self.inode(number)?))
-    }
-
-    /// Returns the `stat` data of a loaded inode.
-    pub fn attributes_of(&self, inode: &Inode) -> Attributes {
-        let mut attributes = inode.attributes(&self.super_);
-        if let Some(accessed) = self.pending_access_time(inode.number) {
-            attributes.accessed = accessed;
-        }
-        attributes
-    }
-
-    fn load_inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
-        let slot = self.inode_slot(number)?;
-        match Inode::check(&slot, number, &self.super_) {
-            Err(Error::NotFound) if self.store.write_back.has_orphan(number.0) => {
-                Inode::parse_used(&slot, number, &self.super_).map(Arc::new)
-            }
-            // No name references an EA inode; it is reachable only through its attribute.
-            Ok(inode) if inode.is_ea_inode() => {
-                let what = "inode: holds the value of an extended attribute";
-                Err(Error::Corrupt { what, inode: Some(number), block: None })
-            }
-            checked => checked.map(Arc::new),
-        }
-    }
-
-    /// Returns the bytes of an inode.
-    pub(crate) fn inode_slot(&self, number: InodeNumber) -> Result<SharedBytes> {
-        let (block, at) = self.inode_location(number)?;
-        let block =
-            self.store.block(block, Role::InodeTable).map_err(|error| error.with_inode(number))?;
-        let len = saturating_usize(u64::from(self.super_.inode_bytes));
-        Ok(block.slice(at..at.saturating_add(len)))
-    }
-
-    /// Returns the block of an inode and its offset there.
-    fn inode_location(&self, number: InodeNumber) -> Result<(FsBlock, usize)> {
-        let nth = number.0.checked_sub(1).filter(|nth| *nth < self.super_.inodes);
-        let nth = nth.ok_or(Error::NotFound)?;
-        let per_group = self.super_.inodes_per_group;
-        let group = GroupNumber(nth.checked_div(per_group).unwrap_or(0));
-        let in_group = u64::from(nth.checked_rem(per_group).unwrap_or(0));
-        let table = self.group(group).map_err(|error| error.with_inode(number))?.inode_table;
-        let at = in_group.saturating_mul(u64::from(self.super_.inode_bytes));
-        let block_bytes = u64::from(self.super_.block_bytes);
-        let block = table.offset(at.checked_div(block_bytes).unwrap_or(0));
-        Ok((block, saturating_usize(at.checked_rem(block_bytes).unwrap_or(0))))
-    }
-
-    fn group(&self, group: GroupNumber) -> Result<GroupDescriptor> {
-        let (block, slot) = self.super_.descriptor_location(group);
-        let bytes = self.store.block(block, Role::Descriptors)?;
-        if !group::has_valid_checksum(&bytes, slot, &self.super_, group) {
-            return Err(Error::corrupt("group descriptor: checksum").with_block(block));
-        }
-        let group = GroupDescriptor::read(&bytes, slot, &self.super_)?.check(&self.super_);
-        group.map_err(|error| error.with_block(block))
-    }
-
     /// Returns the `statfs` data.
     pub fn space(&self) -> StatFs {
-        let super_ = &self.super_;
+        let super_ = &self.reader.super_;
         let writer = self.read_lock();
         let (free_blocks, free_inodes) =
             writer.as_ref().map_or((super_.free_blocks, u64::from(super_.free_inodes)), |writer| {
@@ -315,18 +157,18 @@ impl Volume {
 
     /// Returns the blocks that no file can use, including the journal.
     fn overhead(&self) -> u64 {
-        let ratio = u64::from(self.super_.cluster_blocks);
-        let claimed = u64::from(self.super_.overhead_clusters).saturating_mul(ratio);
+        let ratio = u64::from(self.reader.super_.cluster_blocks);
+        let claimed = u64::from(self.reader.super_.overhead_clusters).saturating_mul(ratio);
         // Linux trusts the superblock only if counting takes long: a tool that changed the volume
         // may not have updated the field.
-        if ratio > 1 && claimed != 0 && claimed < self.super_.blocks {
+        if ratio > 1 && claimed != 0 && claimed < self.reader.super_.blocks {
             return claimed;
         }
-        let journal = self.super_.journal.and_then(|number| self.inode(number).ok());
+        let journal = self.reader.super_.journal.and_then(|number| self.inode(number).ok());
         let bytes = journal.map_or(0, |journal| journal.size_bytes);
-        let blocks = bytes.div_ceil(u64::from(self.super_.block_bytes));
-        if self.super_.cluster_blocks == 1 {
-            return self.super_.overhead().saturating_add(blocks);
+        let blocks = bytes.div_ceil(u64::from(self.reader.super_.block_bytes));
+        if self.reader.super_.cluster_blocks == 1 {
+            return self.reader.super_.overhead().saturating_add(blocks);
         }
         let own = self.metadata_clusters.get_or_init(|| self.count_metadata_clusters());
         own.saturating_add(blocks.div_ceil(ratio)).saturating_mul(ratio)
@@ -334,7 +176,7 @@ impl Volume {
 
     /// Counts the clusters with metadata of the volume. Unreadable descriptors count as none.
     fn count_metadata_clusters(&self) -> u64 {
-        let super_ = &self.super_;
+        let super_ = &self.reader.super_;
         let mut own: Vec<(u64, u64)> = Vec::new();
         let mut push = |start: FsBlock, blocks: u64| {
             let ratio = u64::from(super_.cluster_blocks);
@@ -346,11 +188,11 @@ impl Volume {
         for number in (0..super_.groups).map(GroupNumber) {
             let start = super_.group_start(number);
             // The superblock may claim any number of groups; these are beyond the disk.
-            if start.0.saturating_mul(block_bytes) >= self.disk_bytes {
+            if start.0.saturating_mul(block_bytes) >= self.reader.disk_bytes {
                 break;
             }
             push(start, super_.backup_blocks(number));
-            let Ok(group) = self.group(number) else { continue };
+            let Ok(group) = self.reader.group(number) else { continue };
             push(group.block_bitmap, 1);
             push(group.inode_bitmap, 1);
             push(group.inode_table, super_.inode_table_blocks().into());
@@ -367,7 +209,7 @@ impl Volume {
     /// Returns the reason why the volume must not be written: a damaged journal, or its features.
     pub fn read_only_reason(&self) -> Option<String> {
         let is_claimed = self.writing.as_ref().is_some_and(|writing| writing.claim.is_some());
-        self.journal_damage_text().or_else(|| self.super_.read_only_reason(is_claimed))
+        self.journal_damage_text().or_else(|| self.reader.super_.read_only_reason(is_claimed))
     }
 
     /// Returns the reason why some changes committed in the journal cannot be read.
@@ -376,7 +218,7 @@ impl Volume {
     }
 
     /// Describes the damage of the journal and what to do.
-    fn journal_damage_text(&self) -> Option<String> {
+    pub(crate) fn journal_damage_text(&self) -> Option<String> {
         let damage = self.journal_damage.as_ref()?;
         Some(format!(
             "the journal is damaged ({damage}): transactions from there on are not \
@@ -387,26 +229,14 @@ impl Volume {
     /// Returns true if a power cut may have left errors that `e2fsck -p` repairs: the volume was
     /// not unmounted, has no journal, and its disk is not atomic.
     pub fn needs_preen(&self) -> bool {
-        !self.super_.clean && self.super_.journal.is_none() && !self.store.is_atomic
-    }
-
-    /// Returns the first damage found by a check of all group descriptors and the root directory,
-    /// to warn users before they use the volume. [`check`](crate::check) finds the rest.
-    pub fn quick_check(&self) -> Option<Error> {
-        if let Err(error @ Error::Corrupt { .. }) = Groups::load(&self.store, &self.super_) {
-            return Some(error);
-        }
-        let mut broken = None;
-        let listed = self.entries(self.root(), Cookie::default(), false, |found| {
-            broken = found.err().map(|damage| damage.error);
-            broken.is_none()
-        });
-        listed.err().or(broken)
+        !self.reader.super_.clean
+            && self.reader.super_.journal.is_none()
+            && !self.reader.store.is_atomic
     }
 
     /// Returns the description of the volume.
     pub fn info(&self) -> Info {
-        let super_ = &self.super_;
+        let super_ = &self.reader.super_;
         let mut features = super_.compatible.names();
         features.extend(super_.incompatible.names());
         features.extend(super_.read_only_compatible.names());
@@ -420,7 +250,7 @@ impl Volume {
             read_only_reason: self.read_only_reason(),
             clean: super_.clean,
             errors: super_.errors,
-            truncated: super_.len_bytes() > self.disk_bytes,
+            truncated: super_.len_bytes() > self.reader.disk_bytes,
             len_bytes: super_.len_bytes(),
             space: self.space(),
             reserved_blocks: super_.reserved_blocks,
@@ -436,10 +266,10 @@ impl Volume {
     /// Returns the statistics of the caches and the device.
     pub fn statistics(&self) -> Statistics {
         Statistics {
-            inodes: self.inodes.statistics(),
-            block_maps: self.block_maps.statistics(),
-            data: self.store.cache_statistics(),
-            device: self.store.device_statistics(),
+            inodes: self.reader.inodes.statistics(),
+            block_maps: self.reader.block_maps.statistics(),
+            data: self.reader.store.cache_statistics(),
+            device: self.reader.store.device_statistics(),
         }
     }
 }
@@ -475,20 +305,4 @@ impl Superblock {
 fn fsid(uuid: &[u8; 16]) -> u64 {
     let halves = uuid.as_chunks::<8>().0.iter().map(|half| u64::from_le_bytes(*half));
     halves.fold(0, |id, half| id ^ half)
-}
-
-/// Reads and checks the superblock on `disk`.
-pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
-    let properties = disk.properties();
-    let sector = u64::from(properties.sector_bytes.max(1));
-    let end = superblock::OFFSET_BYTES.saturating_add(superblock::LEN_BYTES as u64);
-    let len = end.checked_next_multiple_of(sector).unwrap_or(u64::MAX);
-    if len > properties.len_bytes {
-        return Err(Error::NotExt);
-    }
-    let read = disk.read_now(Extent::new(0, len), Block::private(saturating_usize(len)));
-    let block = read.map_err(|refused| Error::Io(refused.error))?;
-    let mut bytes = [0; superblock::LEN_BYTES];
-    block.copy_out(saturating_usize(superblock::OFFSET_BYTES), &mut bytes);
-    RawSuperblock::view(&bytes)?.check()
 }

@@ -6,38 +6,13 @@ use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::format::acl;
 use crate::format::inode::Inode;
-use crate::format::xattr::{Xattr, XattrList, check_name};
+use crate::format::xattr::{Xattr, XattrList};
+use crate::reader::VolumeReader;
 use crate::units::saturating_usize;
-use crate::volume::Volume;
-use crate::{Error, InodeNumber, Result};
+use crate::{Error, Result};
 
-impl Volume {
-    /// Returns the prefixed names of all extended attributes.
-    ///
-    /// # Errors
-    /// As [`Volume::inode`]; [`Error::Corrupt`] if a list is damaged.
-    pub fn xattr_names(&self, number: InodeNumber) -> Result<Vec<Vec<u8>>> {
-        let _reading = self.read_lock();
-        let mut names = Vec::new();
-        self.visit_xattrs(&*self.node(number)?, |attribute| {
-            names.push(attribute.name());
-            None::<Result<()>>
-        })?;
-        Ok(names)
-    }
-
-    /// Returns the value of an extended attribute, as Linux's `getxattr`.
-    ///
-    /// # Errors
-    /// [`Error::NoAttribute`], and as [`Volume::xattr_names`].
-    pub fn xattr(&self, number: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
-        let _reading = self.read_lock();
-        let inode = self.node(number)?;
-        check_name(name)?;
-        self.xattr_of(&inode, name)
-    }
-
-    /// Returns an attribute's value, as [`Volume::xattr`], for callers that hold the read lock.
+impl VolumeReader {
+    /// Returns an attribute's value; see [`crate::Volume::xattr`].
     pub(crate) fn xattr_of(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
         let found = self.visit_xattrs(inode, |attribute| {
             attribute.has_name(name).then(|| self.read_value(inode, attribute))
@@ -49,7 +24,7 @@ impl Volume {
     }
 
     /// Visits the attributes of an inode until `visit` returns a value.
-    fn visit_xattrs<T>(
+    pub(crate) fn visit_xattrs<T>(
         &self,
         inode: &Inode,
         mut visit: impl FnMut(&Xattr<'_>) -> Option<T>,

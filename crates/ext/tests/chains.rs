@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use common::storm::{RandomChoice, Storm};
 use draconis_device::{MemoryDisk, Random};
+use draconis_ext::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use draconis_ext::{AccessTimes, NewNode, OpenOptions, RenameMode, Whiteout, WriteOptions};
 use draconis_testkit::{Event, RecordDisk};
@@ -27,14 +28,38 @@ impl FileSource for EmptyFileSource {
     }
 }
 
-fn format_image(block_bytes: u32, len_bytes: usize) -> Vec<u8> {
-    let options = mkfs::FormatOptions {
+/// Volumes with other protocols than plain ext2, and their seeds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Plain,
+    Journal,
+    JournalWithChecksums,
+    Unordered,
+    Atomic,
+}
+
+const SEEDS: u64 = 40;
+const PLAIN_SEEDS: u64 = 24;
+const OTHER_KINDS: [Kind; 4] =
+    [Kind::Journal, Kind::JournalWithChecksums, Kind::Unordered, Kind::Atomic];
+/// Block size, and bytes of a volume that may have a journal.
+const OTHER_GEOMETRIES: [(u32, usize); 2] = [(1024, 20 << 20), (4096, 48 << 20)];
+
+fn format_image(kind: Kind, block_bytes: u32, len_bytes: usize) -> Vec<u8> {
+    let mut options = mkfs::FormatOptions {
         block_bytes: Some(block_bytes),
         uuid: [7; 16],
         hash_seed: [9; 16],
         time: 1_600_000_000,
         ..mkfs::FormatOptions::default()
     };
+    if matches!(kind, Kind::Journal | Kind::JournalWithChecksums) {
+        options.compatible |= Compatible::HAS_JOURNAL;
+    }
+    if matches!(kind, Kind::JournalWithChecksums | Kind::Unordered) {
+        options.incompatible |= Incompatible::EXTENTS;
+        options.read_only_compatible |= ReadOnlyCompatible::METADATA_CSUM;
+    }
     let disk = MemoryDisk::new(vec![0xEE; len_bytes], 512);
     let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
     let plan = mkfs::plan_for_size(&options, &mut tree, len_bytes as u64).unwrap();
@@ -102,9 +127,14 @@ fn random_step(storm: &mut Storm, nth: u64, choose: RandomChoice<'_>) {
 
 /// Runs one seed; returns the line of digests.
 fn digest_line_for_seed(seed: u64) -> String {
-    let (block_bytes, len_bytes) = VOLUME_GEOMETRIES[seed as usize % VOLUME_GEOMETRIES.len()];
-    let disk =
-        Arc::new(RecordDisk::new(MemoryDisk::new(format_image(block_bytes, len_bytes), 512)));
+    let nth = seed as usize;
+    let (kind, (block_bytes, len_bytes)) = match seed < PLAIN_SEEDS {
+        true => (Kind::Plain, VOLUME_GEOMETRIES[nth % 4]),
+        false => (OTHER_KINDS[nth % 4], OTHER_GEOMETRIES[nth / 4 % 2]),
+    };
+    let disk = MemoryDisk::new(format_image(kind, block_bytes, len_bytes), 512);
+    let disk = if kind == Kind::Atomic { disk.atomic_against_power_cuts() } else { disk };
+    let disk = Arc::new(RecordDisk::new(disk));
     // A clock that only the steps advance.
     let time = Arc::new(AtomicI64::new(1_700_000_000));
     let now = time.clone();
@@ -136,15 +166,16 @@ fn digest_line_for_seed(seed: u64) -> String {
         }
     }
     let outcome = &storm.outcome;
+    let kind = if kind == Kind::Plain { String::new() } else { format!(" {kind:?}") };
     format!(
-        "{seed} {block_bytes} {} of {STEPS_PER_SEED}: {groups} groups, {bytes} bytes, {:016x}\n",
+        "{seed}{kind} {block_bytes} {} of {STEPS_PER_SEED}: {groups} groups, {bytes} bytes, {:016x}\n",
         outcome.done, digest.0
     )
 }
 
 #[test]
 fn write_chains_match_golden_digests() {
-    let now: String = (0..24).map(digest_line_for_seed).collect();
+    let now: String = (0..SEEDS).map(digest_line_for_seed).collect();
     if std::env::var_os("DRACONIS_BLESS").is_some() {
         std::fs::write(GOLDEN, &now).unwrap();
     }

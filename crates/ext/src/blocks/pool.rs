@@ -4,8 +4,9 @@
 //! hold old bytes; only reads that fill a buffer completely may use it. With `keeps_pages`, pieces
 //! stay in the buffer they were read into, which saves a copy of data used once.
 
+use parking_lot::Mutex;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use draconis_types::{ALIGN_BYTES, Block, PrivateBuffer, SharedSlice};
 
@@ -45,15 +46,13 @@ impl Pool {
 
     /// Returns a block of `len` bytes with undefined content.
     pub(crate) fn acquire(&self, len: usize) -> Block {
-        let used = self
-            .size_class(len)
-            .and_then(|shelf| shelf.free.lock().unwrap_or_else(PoisonError::into_inner).pop());
+        let used = self.size_class(len).and_then(|shelf| shelf.free.lock().pop());
         used.map_or_else(|| Block::private(len), Block::from)
     }
 
     fn recycle(&self, memory: PrivateBuffer) {
         let Some(shelf) = self.size_class(memory.len()) else { return };
-        let mut free = shelf.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = shelf.free.lock();
         if free.len() < shelf.max_free {
             free.push(memory);
         }
@@ -155,10 +154,10 @@ mod tests {
             .chain([ChunkMemory::from_filled_buffer(pool.acquire(7).into_private(), 0..7, &pool)])
             .collect();
         drop(held);
-        let kept = pool.size_classes[1].free.lock().unwrap().len();
+        let kept = pool.size_classes[1].free.lock().len();
         assert_eq!(kept, 32);
         assert_eq!(pool.acquire(len).len(), len);
-        assert_eq!(pool.size_classes[1].free.lock().unwrap().len(), 31);
+        assert_eq!(pool.size_classes[1].free.lock().len(), 31);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! tables have a small fixed size. Files that share a slot evict each other, which costs only
 //! read-ahead.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use crate::blocks::data::CHUNK_BYTES;
 
@@ -52,7 +52,7 @@ impl FileReadAhead {
     /// Reports a read of `chunk`, which was not cached, or was cached and marked.
     pub(crate) fn on_read(&self, inode: u32, chunk: u64, there: bool) -> Option<ReadAheadWindow> {
         let nth = crate::units::saturating_usize(u64::from(inode)) % STREAM_SLOTS;
-        let mut stream = self.slots.get(nth)?.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = self.slots.get(nth)?.lock();
         stream.advance(inode, chunk, there, self.limit_chunks)
     }
 }
@@ -129,7 +129,7 @@ impl DeviceReadAhead {
     /// Reports a read within `piece`. Returns `None` if it is not near recent reads; otherwise the
     /// pieces to read ahead, possibly none.
     pub(crate) fn on_piece_read(&self, piece: u64) -> Option<ReadAheadWindow> {
-        let mut table = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.all.lock();
         let known = table.regions.iter_mut().find(|it| it.is_near(piece));
         if let Some(stretch) = known {
             return Some(stretch.advance(piece, self.limit_pieces));

@@ -32,7 +32,7 @@ fn blocks_are_read_in_role_they_were_written_in() {
     let roles = RoleRecordingChecksums::default();
     for round in 0..3u32 {
         let mut volume = open_for_writing(disk.clone());
-        volume.store.checksums = Some(Box::new(roles.clone()));
+        volume.reader.store.checksums = Some(Box::new(roles.clone()));
         let root = volume.root();
         let name = |what: &str, nth: u32| format!("{what} {round} {nth}").into_bytes();
         // Blocks of earlier rounds come from the disk.

@@ -10,14 +10,16 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::BuildHasherDefault;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::FsBlock;
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::cache::IntegerHasher;
+use crate::format::inode_slot::InodeDiff;
+use crate::{FsBlock, InodeNumber};
 
 /// State of a buffer relative to the disk.
 #[derive(Debug)]
@@ -81,7 +83,7 @@ pub(crate) struct WriteBackBlocks {
     pub(crate) metadata: BlockTable<Buffer>,
     pub(crate) contents: BlockTable<DataBlock>,
     /// Blocks committed to the journal and not yet checkpointed.
-    pub(crate) awaiting_checkpoint: BTreeMap<u64, CheckpointBlock>,
+    pub(crate) awaiting_checkpoint: BlockTable<CheckpointBlock>,
     /// Number of dirty data blocks.
     pub(crate) dirty_contents: usize,
     /// Orphans: inodes without names that have users.
@@ -99,6 +101,15 @@ impl WriteBackBlocks {
         self.awaiting_checkpoint.get(&block.0).map(|logged| logged.current.clone())
     }
 
+    /// Returns the change of the inode at `part` of a block since the last chain; `None` if the
+    /// block is not modified.
+    pub(crate) fn inode_diff(&self, block: FsBlock, part: Range<usize>) -> Option<InodeDiff<'_>> {
+        let buffer = self.metadata.get(&block.0)?;
+        let BufferState::Modified(base) = &buffer.state else { return None };
+        let (old, new) = (base.get(part.clone()), buffer.current.get(part));
+        Some(InodeDiff::new(old.unwrap_or_default(), new.unwrap_or_default()))
+    }
+
     /// Inserts a dirty data block, replacing an older version.
     pub(crate) fn insert_content(&mut self, block: FsBlock, now: SharedBytes) {
         let before =
@@ -108,13 +119,55 @@ impl WriteBackBlocks {
         }
     }
 
-    /// Marks data blocks as queued in chain `sealed`.
+    /// Marks data blocks as queued in a chain.
     pub(crate) fn mark_contents_queued(&mut self, contents: &[u64], chain_number: u64) {
         for block in contents {
             let Some(content) = self.contents.get_mut(block) else { continue };
             let was_dirty = std::mem::replace(&mut content.dirty, false);
             content.chain_number = chain_number;
             self.dirty_contents = self.dirty_contents.saturating_sub(usize::from(was_dirty));
+        }
+    }
+
+    /// Returns the dirty data blocks that are in no chain.
+    pub(crate) fn collect_dirty_contents(&self) -> BTreeMap<u64, SharedBytes> {
+        if self.dirty_contents == 0 {
+            return BTreeMap::new();
+        }
+        let dirty = self.contents.iter().filter(|(_, content)| content.dirty);
+        dirty.map(|(block, content)| (*block, content.current.clone())).collect()
+    }
+
+    /// Keeps blocks that are being committed to the journal until they are checkpointed, and drops
+    /// those that it revokes.
+    pub(crate) fn insert_logged(&mut self, logged: BTreeMap<u64, SharedBytes>, revoked: &[u64]) {
+        for block in revoked {
+            self.awaiting_checkpoint.remove(block);
+        }
+        let checkpoint_chain = None;
+        self.awaiting_checkpoint.extend(
+            logged
+                .into_iter()
+                .map(|(block, current)| (block, CheckpointBlock { current, checkpoint_chain })),
+        );
+    }
+
+    /// Marks blocks as checkpointed by a queued chain.
+    pub(crate) fn mark_checkpoint_queued(&mut self, blocks: &[u64], chain_number: u64) {
+        for block in blocks {
+            if let Some(logged) = self.awaiting_checkpoint.get_mut(block) {
+                logged.checkpoint_chain = Some(chain_number);
+            }
+        }
+    }
+
+    /// Marks metadata blocks as queued in a chain.
+    pub(crate) fn mark_metadata_queued(&mut self, blocks: &[u64], chain_number: u64) {
+        for block in blocks {
+            if let Some(buffer) = self.metadata.get_mut(block) {
+                buffer.state = BufferState::Clean;
+                buffer.chain_number = chain_number;
+            }
         }
     }
 
@@ -168,6 +221,10 @@ impl WriteBackCache {
     /// Returns true if an inode is an orphan.
     pub(crate) fn has_orphan(&self, inode: u32) -> bool {
         self.blocks.read().orphans.contains(&inode)
+    }
+
+    pub(crate) fn orphans(&self) -> Vec<InodeNumber> {
+        self.blocks.read().orphans.iter().copied().map(InodeNumber).collect()
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, WriteBackBlocks> {

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use zerocopy::{FromBytes, IntoBytes};
@@ -142,7 +141,7 @@ fn check_directory(
     let bytes = raw_inode::read_inode_slot(check, dir)?;
     let Ok((raw, _)) = RawInode::ref_from_prefix(&bytes) else { return Ok(()) };
     let policy = match raw.i_flags.get() & flags::ENCRYPT != 0 {
-        true => check.policies.lock().unwrap_or_else(PoisonError::into_inner).get(&dir).cloned(),
+        true => check.policies.lock().get(&dir).cloned(),
         false => None,
     };
     let folds = raw.i_flags.get() & flags::CASEFOLD != 0
@@ -392,7 +391,7 @@ impl DirentScan<'_, '_> {
             && !dots
             && matches!(note.file_type(), 1 | 2 | 7)
         {
-            let all = self.check.policies.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = self.check.policies.lock();
             if all.get(&inode).map(Vec::as_slice) != Some(policy) {
                 self.report_problem(What::EntryEncryption, |it| it.name(named).found(inode));
             }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::sync::PoisonError;
 
 use draconis_device::{Extent, Urgency};
 use draconis_types::Block;
@@ -133,14 +132,14 @@ pub(super) fn visit_group(
             }
         }
         check.advance(bytes.len() as u64);
-        check.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
+        check.buffers.lock().push(bytes);
     }
     Ok(())
 }
 
 /// Returns a recycled buffer for a request: fresh pages cost more than the check of their inodes.
 fn request_buffer(check: &Check<'_>, len: usize) -> Block {
-    let mut buffers = check.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut buffers = check.buffers.lock();
     let same = buffers.iter().position(|it| it.len() == len);
     same.map_or_else(|| Block::private(len), |nth| Block::from(buffers.swap_remove(nth)))
 }
@@ -253,7 +252,7 @@ fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     let mut outside = (0, 0);
     check.inode_states.set_used(number, kind, links);
     if kind == Some(FileType::Directory) {
-        check.directories.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        check.directories.lock().push(number);
         check.directory_inodes.put(number, slot);
     }
     if matches!(role, InodeRole::Ordinary | InodeRole::Root) {

@@ -1,8 +1,8 @@
 //! Pass 1B: blocks that several files claim, and those files.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::{Mutex, PoisonError};
 
 use super::Check;
 use super::bit_set::AtomicBitSet;
@@ -31,7 +31,7 @@ impl ClaimantFinder<'_, '_> {
             return false;
         }
         let complaint = Problem::new(What::ClaimedTwice).block(block);
-        let mut first = self.first_claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first = self.first_claims.lock();
         // Repeated claims of one file are reported once, with its first claim.
         match first.insert(block, self.inode) {
             Some(before) if before == self.inode => {}

@@ -8,8 +8,8 @@
 //! Law: nothing is decided here. A needless prefetch costs a read; a missing one is read on demand.
 //! The store limits the reads in flight.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -47,7 +47,7 @@ struct CachedSlots {
 
 impl DirectoryInodeCache {
     pub(super) fn put(&self, number: u32, slot: &[u8]) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         if kept.bytes < MAX_CACHED_INODE_BYTES {
             kept.bytes = kept.bytes.saturating_add(slot.len());
             kept.by_inode.insert(number, slot.into());
@@ -55,7 +55,7 @@ impl DirectoryInodeCache {
     }
 
     pub(super) fn get(&self, number: u32) -> Option<Box<[u8]>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_inode.get(&number).cloned()
+        self.0.lock().by_inode.get(&number).cloned()
     }
 }
 

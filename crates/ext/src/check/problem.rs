@@ -1,7 +1,7 @@
 //! Problems found by a check, and a bounded log of them.
 
+use parking_lot::Mutex;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
@@ -271,7 +271,7 @@ impl ProblemLog {
     }
 
     pub(super) fn add(&self, complaint: Problem) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         kept.damaged |= complaint.what.severity() == Severity::Damage;
         if kept.list.len() < self.max_problems {
             kept.list.push(complaint);
@@ -282,11 +282,11 @@ impl ProblemLog {
 
     /// Returns true if damage was found so far.
     pub(super) fn is_damaged(&self) -> bool {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).damaged
+        self.kept.lock().damaged
     }
 
     pub(super) fn into_problem_list(self) -> ProblemList {
-        let mut kept = self.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.into_inner();
         kept.list.sort();
         kept
     }

@@ -9,7 +9,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
-use std::sync::PoisonError;
 
 use zerocopy::FromBytes;
 
@@ -56,7 +55,7 @@ pub(super) fn count_inode(check: &Check<'_>, slot: &[u8], clusters: u64, more: u
     let cluster =
         u64::from(check.super_.block_bytes).saturating_mul(check.super_.cluster_blocks.into());
     let bytes = clusters.saturating_mul(cluster);
-    let mut usage = check.usage.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut usage = check.usage.lock();
     for (of, number) in usage.iter_mut().zip([owner, group, project]) {
         let (used, inodes) = of.entry(number).or_default();
         *used = used.saturating_add(bytes);
@@ -69,7 +68,7 @@ pub(super) fn compare_usage(check: &Check<'_>) -> Result<()> {
     if !check.super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA) {
         return Ok(());
     }
-    let usage = std::mem::take(&mut *check.usage.lock().unwrap_or_else(PoisonError::into_inner));
+    let usage = std::mem::take(&mut *check.usage.lock());
     for ((inode, magic), used) in check.super_.quotas.into_iter().zip(MAGICS).zip(usage) {
         if inode == 0 {
             continue;

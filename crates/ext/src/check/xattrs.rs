@@ -1,7 +1,5 @@
 //! Extended attributes, in inodes and in shared xattr blocks.
 
-use std::sync::PoisonError;
-
 use draconis_types::FileType;
 use zerocopy::FromBytes;
 
@@ -70,7 +68,7 @@ pub(super) fn check_block_reference(
         claim.has_skipped_blocks = true;
         return Ok(());
     }
-    let mut blocks = check.xattr_blocks.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut blocks = check.xattr_blocks.lock();
     let shared = blocks.entry(block).or_default();
     shared.count = shared.count.saturating_add(1);
     if shared.count > 1 {
@@ -110,7 +108,7 @@ pub(super) fn record_ea_inodes(check: &Check<'_>, values: Vec<EaInodeUse>) -> (u
     let count = values.len() as u64;
     let sum = clusters.fold(0, u64::saturating_add);
     if !values.is_empty() {
-        check.values.lock().unwrap_or_else(PoisonError::into_inner).extend(values);
+        check.values.lock().extend(values);
     }
     (sum, count)
 }
@@ -120,7 +118,7 @@ pub(super) fn check_encryption_context(check: &Check<'_>, inode: u32, encrypted:
     if !check.super_.incompatible.contains(Incompatible::ENCRYPT) {
         return;
     }
-    let mut policies = check.policies.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut policies = check.policies.lock();
     if !encrypted {
         policies.remove(&inode);
     } else if !policies.contains_key(&inode) {
@@ -139,7 +137,7 @@ fn encryption_policy(context: &[u8]) -> Option<&[u8]> {
 
 /// Compares the number of references with the count in each block.
 pub(super) fn check_xattr_block_references(check: &Check<'_>) -> Result<()> {
-    let blocks = check.xattr_blocks.lock().unwrap_or_else(PoisonError::into_inner);
+    let blocks = check.xattr_blocks.lock();
     let mut all: Vec<(u64, u32)> =
         blocks.iter().map(|(block, shared)| (*block, shared.count)).collect();
     drop(blocks);
@@ -160,7 +158,7 @@ pub(super) fn check_xattr_block_references(check: &Check<'_>) -> Result<()> {
 /// Checks the EA inodes: each exists, has the flag and the right reference count, and matches the
 /// attributes that refer to it.
 pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
-    let mut all = std::mem::take(&mut *check.values.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut all = std::mem::take(&mut *check.values.lock());
     all.sort_unstable_by_key(|value| (value.inode, value.owner));
     for users in all.chunk_by(|one, two| one.inode == two.inode) {
         let Some(inode) = users.first().map(|value| value.inode) else { continue };
@@ -221,7 +219,7 @@ pub(super) fn check_xattr_list(
                 .get(at..at.saturating_add(saturating_usize(entry.size.into())))
                 .and_then(encryption_policy)
         {
-            let mut policies = check.policies.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut policies = check.policies.lock();
             policies.insert(inode, policy.to_vec());
         }
         if entry.value_inode != 0 {

@@ -3,10 +3,10 @@
 //! Each operation announces itself as an [`Operation`] before it changes blocks, and reports each
 //! [`Effect`] afterwards. The protocol decides what follows.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use crate::InodeNumber;
 use crate::quota::UsageDeltas;
+use crate::{FsBlock, InodeNumber};
 
 /// Facts about a batch that every protocol needs.
 #[derive(Debug, Default)]
@@ -22,8 +22,8 @@ pub(crate) struct Batch {
     pub(crate) freed_inodes: Vec<u32>,
     /// Changed metadata blocks; may hold duplicates and blocks that were freed since.
     pub(crate) blocks: Vec<u64>,
-    /// Changed inodes.
-    pub(crate) inodes: HashSet<u32>,
+    /// Changed inodes: inode-table block, and offset there.
+    pub(crate) inodes: HashMap<u32, (FsBlock, usize)>,
     /// Changes of quota usage by user, group and project.
     pub(crate) usage: UsageDeltas,
 }

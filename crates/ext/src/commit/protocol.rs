@@ -1,37 +1,30 @@
 //! Commit protocols: the write order of a batch, and the states that a crash may leave.
 
+pub(crate) mod atomic;
+pub(crate) mod journal;
+pub(crate) mod ordered;
+pub(crate) mod unordered;
+
 use std::collections::BTreeMap;
 
-use draconis_device::{Atomic, Properties};
-
-use super::atomic::AtomicProtocol;
 use super::batch::{Batch, Effect, Operation};
-use super::journal::JournalProtocol;
-use super::ordered::OrderedProtocol;
-use super::queue::ChainDependency;
-use super::unordered::UnorderedProtocol;
+use super::chain::Chain;
+use super::changes::Changes;
 use crate::blocks::data::SharedBytes;
-use crate::format::features::{Incompatible, ReadOnlyCompatible};
-use crate::format::superblock::Superblock;
-use crate::transaction::Transaction;
 use crate::{Error, InodeNumber, Result};
 
-/// Blocks that are written together, sorted by block number.
-pub(crate) type Stage = BTreeMap<u64, SharedBytes>;
-
-/// Stages of a batch: each is durable before the next begins.
-#[derive(Debug, Default)]
-pub(crate) struct Chain {
-    /// Stages, none of them empty; dirty data is in the first.
-    pub(crate) stages: Vec<Stage>,
-    /// Index of the stage that an fsync waits for.
-    pub(crate) sync_stage: usize,
-    /// Dependency of the first stage.
-    pub(crate) dependency: ChainDependency,
+/// Changes to the names of a directory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct NameChanges {
+    /// True if there are changes other than removals.
+    pub(crate) added: bool,
+    /// True if names were removed.
+    pub(crate) removed: bool,
 }
 
-/// A commit protocol. It knows the effects recorded since the last chain; operations know nothing
-/// of it. The default methods suit protocols that need no order within a batch.
+/// A commit protocol: it sees recorded effects and gathered changes, no transaction and no volume.
+/// Operations know nothing of it. The default methods suit protocols that need no order within a
+/// batch.
 pub(crate) trait CommitProtocol: Send + Sync + std::fmt::Debug {
     /// Returns true if `next` can join the batch.
     fn can_join_batch(&self, _: &Batch, _: &Operation) -> bool {
@@ -75,26 +68,34 @@ pub(crate) trait CommitProtocol: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Builds the chain of the current batch and forgets the recorded effects.
-    ///
-    /// # Errors
-    /// Errors of damage and devices; the volume stops writing then.
-    fn build_next_chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain>;
-
-    /// Queues a checkpoint after the chain that was just queued, if one is due.
-    ///
-    /// # Errors
-    /// As [`CommitProtocol::chain`].
-    fn checkpoint(&mut self, _: &mut Transaction<'_>) -> Result<()> {
-        Ok(())
+    /// Returns the directories in use on disk whose names changed, if each must change by one
+    /// sector.
+    fn single_sector_directories(&self) -> BTreeMap<u32, NameChanges> {
+        BTreeMap::new()
     }
 
-    /// Queues a checkpoint of an idle volume, so that the log is empty.
+    /// Turns the changes of a batch into chains, and forgets the recorded effects. The last chain
+    /// completes the batch; there is none if nothing changed.
     ///
     /// # Errors
-    /// As [`CommitProtocol::chain`].
-    fn quiesce(&mut self, _: &mut Transaction<'_>) -> Result<()> {
-        Ok(())
+    /// [`Error::Corrupt`] and [`Error::Unsupported`]; the volume stops writing then.
+    fn build_chains(&mut self, changes: Changes<'_>) -> Result<Vec<Chain>>;
+
+    /// Returns a checkpoint, to be queued after the batch, if one is due. The write-back cache has
+    /// `_logged_blocks` blocks until they are checkpointed.
+    ///
+    /// # Errors
+    /// As [`CommitProtocol::build_chains`].
+    fn checkpoint(&mut self, _logged_blocks: usize) -> Result<Vec<Chain>> {
+        Ok(vec![])
+    }
+
+    /// Returns a checkpoint of an idle volume, so that the log is empty.
+    ///
+    /// # Errors
+    /// As [`CommitProtocol::build_chains`].
+    fn quiesce(&mut self) -> Result<Vec<Chain>> {
+        Ok(vec![])
     }
 
     /// Announces that the next batch is the last.
@@ -104,30 +105,4 @@ pub(crate) trait CommitProtocol: Send + Sync + std::fmt::Debug {
     fn error_block(&mut self, _: &Error) -> Option<(u64, SharedBytes)> {
         None
     }
-}
-
-/// Returns the protocol for a volume on a disk with these properties and this journal.
-pub(crate) fn for_volume(
-    super_: &Superblock,
-    disk: &Properties,
-    journal: Option<JournalProtocol>,
-) -> Box<dyn CommitProtocol> {
-    match (disk.atomic, journal) {
-        (Atomic::AgainstPowerCut, _) => Box::new(AtomicProtocol),
-        (Atomic::None | Atomic::AgainstDeath, Some(journal)) => Box::new(journal),
-        (Atomic::None | Atomic::AgainstDeath, None) if can_be_ordered(super_) => {
-            Box::new(OrderedProtocol::default())
-        }
-        (Atomic::None | Atomic::AgainstDeath, None) => Box::new(UnorderedProtocol),
-    }
-}
-
-/// Returns true if write order alone keeps the volume consistent. Checksums and balanced trees
-/// change more places at once than one write reaches; so do inline directories and EA inodes.
-fn can_be_ordered(super_: &Superblock) -> bool {
-    let beyond =
-        Incompatible::EXTENTS.union(Incompatible::INLINE_DATA).union(Incompatible::EA_INODE);
-    let extents = super_.incompatible.intersects(beyond);
-    let sums = super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS);
-    !extents && !sums
 }

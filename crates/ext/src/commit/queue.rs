@@ -22,7 +22,7 @@ use draconis_device::{ChainBounds, Disk, Extent, Group, SubmitOptions, Ticket, W
 use draconis_types::{Block, SharedSlice};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::protocol::Stage;
+use super::chain::{Chain, ChainDependency, FreedSpace, Stage};
 use crate::blocks::data::SharedBytes;
 use crate::units::saturating_usize;
 use crate::{Error, Result};
@@ -32,47 +32,6 @@ const WRITE_BYTES: usize = 1 << 20;
 
 /// Disk space reserved beyond the need, in bytes.
 const EXTRA_RESERVE_BYTES: u64 = 4 << 20;
-
-/// Dependency of a chain, ordered from weakest to strongest.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(crate) enum ChainDependency {
-    /// No dependency: data that is overwritten or that nothing references yet.
-    NoDependency,
-    /// The chain that a sync waits for, if it is not durable yet.
-    #[default]
-    PendingSync,
-    /// All chains sent before.
-    AllEarlier,
-}
-
-/// A chain in the queue.
-#[derive(Debug)]
-pub(crate) struct QueuedChain {
-    pub(crate) after: ChainDependency,
-    pub(crate) stages: Vec<Stage>,
-    /// Index of the stage that a sync waits for; `None` for data written ahead.
-    pub(crate) sync_stage: Option<usize>,
-    /// Data blocks in the chain.
-    pub(crate) contents: Vec<u64>,
-    /// Blocks and inodes that the chain frees.
-    pub(crate) freed: FreedSpace,
-    /// Journaled blocks that the chain writes to their home blocks.
-    pub(crate) checkpointed: Vec<u64>,
-}
-
-/// Blocks and inodes freed by a chain; allocatable once the chain is durable.
-#[derive(Debug, Default)]
-pub(crate) struct FreedSpace {
-    /// First block and count.
-    pub(crate) blocks: Vec<(u64, u32)>,
-    pub(crate) inodes: Vec<u32>,
-}
-
-impl FreedSpace {
-    fn is_empty(&self) -> bool {
-        self.blocks.is_empty() && self.inodes.is_empty()
-    }
-}
 
 /// A chain that was sent and may not be visible to readers of the disk yet.
 #[derive(Debug)]
@@ -112,7 +71,7 @@ struct Queue {
     /// Number of chains queued so far.
     last_number: u64,
     /// Each chain with its number, and the number of the last change in it.
-    chains: VecDeque<(u64, u64, QueuedChain)>,
+    chains: VecDeque<(u64, u64, Chain)>,
 }
 
 #[derive(Default)]
@@ -155,19 +114,19 @@ impl CommitQueue {
     }
 
     /// Queues a chain and returns its number, counted from 1.
-    pub(crate) fn enqueue(&self, chain: QueuedChain) -> u64 {
+    pub(crate) fn enqueue(&self, chain: Chain) -> u64 {
         self.enqueue_changes(chain, 0)
     }
 
     /// Queues a chain that contains all changes up to `number`.
-    pub(crate) fn enqueue_changes(&self, chain: QueuedChain, number: u64) -> u64 {
+    pub(crate) fn enqueue_changes(&self, chain: Chain, number: u64) -> u64 {
         let bytes = self.chain_bytes(&chain);
         self.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.unsent_bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut queue = self.queue.lock();
         queue.last_number = queue.last_number.saturating_add(1);
         let sealed = queue.last_number;
-        let ahead = chain.sync_stage.is_none() && chain.after != ChainDependency::AllEarlier;
+        let ahead = chain.sync_stage.is_none() && chain.dependency != ChainDependency::AllEarlier;
         if !ahead {
             self.is_due.store(true, Ordering::Relaxed);
         }
@@ -204,7 +163,7 @@ impl CommitQueue {
         self.reserved_bytes.load(Ordering::Relaxed) != u64::MAX
     }
 
-    fn chain_bytes(&self, chain: &QueuedChain) -> u64 {
+    fn chain_bytes(&self, chain: &Chain) -> u64 {
         let blocks: usize = chain.stages.iter().map(Stage::len).sum();
         blocks.saturating_mul(self.block_bytes) as u64
     }
@@ -259,12 +218,12 @@ impl CommitQueue {
         sent: &mut SentState,
         sealed: u64,
         number: u64,
-        chain: QueuedChain,
+        chain: Chain,
         and_wait: bool,
     ) -> Result<()> {
         let bytes = self.chain_bytes(&chain);
         let groups = chain.stages.iter().map(|stage| self.build_group(stage)).collect();
-        let after = match chain.after {
+        let after = match chain.dependency {
             ChainDependency::NoDependency => None,
             ChainDependency::PendingSync => sent.sync_ticket(),
             ChainDependency::AllEarlier => sent.last,
@@ -287,7 +246,7 @@ impl CommitQueue {
         if !chain.freed.is_empty() {
             sent.pending_frees.push_back((last, chain.freed));
         }
-        let QueuedChain { contents, checkpointed: placed, .. } = chain;
+        let Chain { contents, checkpointed: placed, .. } = chain;
         sent.in_flight.push_back(InFlightChain {
             chain_number: sealed,
             last,

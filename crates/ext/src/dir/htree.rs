@@ -5,7 +5,7 @@ use super::name_query::NameQuery;
 use crate::blocks::data::SharedBytes;
 use crate::format::htree::{DxEntries, DxRoot};
 use crate::format::inode::Inode;
-use crate::volume::Volume;
+use crate::reader::VolumeReader;
 use crate::{Error, FileBlock, InodeNumber, Result};
 
 /// Limit of leaf blocks with one hash; more is damage.
@@ -19,7 +19,7 @@ struct DxLevel {
 }
 
 impl DxLevel {
-    fn index<'a>(&'a self, volume: &Volume) -> Result<DxEntries<'a>> {
+    fn index<'a>(&'a self, volume: &VolumeReader) -> Result<DxEntries<'a>> {
         if self.root {
             let super_ = &volume.super_;
             Ok(DxRoot::check(&self.block, super_.hash_unsigned, super_.hash_seed)?.1)
@@ -28,14 +28,14 @@ impl DxLevel {
         }
     }
 
-    fn child_block(&self, volume: &Volume) -> Result<FileBlock> {
+    fn child_block(&self, volume: &VolumeReader) -> Result<FileBlock> {
         self.index(volume)?.block(self.nth).ok_or(Error::corrupt("hash tree index"))
     }
 }
 
 /// Returns the inode of a name whose hash input is `hashed`.
 pub(super) fn find_in_htree(
-    volume: &Volume,
+    volume: &VolumeReader,
     dir: &Inode,
     wanted: &NameQuery<'_>,
     hashed: &[u8],
@@ -64,14 +64,14 @@ pub(super) fn find_in_htree(
     Err(Error::corrupt("hash tree").with_inode(dir.number))
 }
 
-fn tree_block(volume: &Volume, dir: &Inode, nth: FileBlock) -> Result<SharedBytes> {
+fn tree_block(volume: &VolumeReader, dir: &Inode, nth: FileBlock) -> Result<SharedBytes> {
     let hole = Error::corrupt("hash tree index").with_inode(dir.number);
     volume.directory_block(dir, nth)?.ok_or(hole)
 }
 
 /// Descends from the last step until the path has `levels` nodes below the root.
 fn descend(
-    volume: &Volume,
+    volume: &VolumeReader,
     dir: &Inode,
     path: &mut Vec<DxLevel>,
     levels: usize,
@@ -88,7 +88,7 @@ fn descend(
 
 /// Moves to the next leaf, if names with `hash` may continue there.
 fn advance_leaf(
-    volume: &Volume,
+    volume: &VolumeReader,
     dir: &Inode,
     path: &mut Vec<DxLevel>,
     levels: usize,

@@ -6,13 +6,13 @@ use super::name_query::{NameDisplay, NameQuery};
 use super::{Cookie, DirDamage, Entry, is_dot_or_dot_dot};
 use crate::format::dirent::Dirents;
 use crate::format::inode::Inode;
-use crate::volume::Volume;
+use crate::reader::VolumeReader;
 use crate::{Error, FileBlock, InodeNumber, Result};
 
 /// Searches all blocks, beginning with the block of the last hit: programs look names up in the
 /// order of a listing.
 pub(super) fn find_linear(
-    volume: &Volume,
+    volume: &VolumeReader,
     dir: &Inode,
     wanted: &NameQuery<'_>,
 ) -> Result<InodeNumber> {
@@ -42,7 +42,7 @@ pub(super) fn find_linear(
 /// Finds a name in one block, as [`NameQuery::find_in`]. Damage counts only if the name is not
 /// found.
 pub(super) fn find_in_block(
-    volume: &Volume,
+    volume: &VolumeReader,
     dir: &Inode,
     nth: FileBlock,
     wanted: &NameQuery<'_>,
@@ -53,10 +53,10 @@ pub(super) fn find_in_block(
     found.map_err(|error| volume.with_location(dir, nth, error))
 }
 
-/// See [`Volume::entries`]. A cookie is the byte offset of an entry; one between two entries
+/// See [`crate::Volume::entries`]. A cookie is the byte offset of an entry; one between two entries
 /// continues with the second.
 pub(super) fn enumerate(
-    volume: &Volume,
+    volume: &VolumeReader,
     dir: &Inode,
     from: Cookie,
     dots: bool,

@@ -17,7 +17,7 @@ use crate::format::htree::DxRoot;
 use crate::format::inode::{Inode, flags};
 use crate::format::le32;
 use crate::format::nokey::{self, NoKeyName};
-use crate::volume::Volume;
+use crate::reader::VolumeReader;
 use crate::{Error, FileBlock, InodeNumber, Result};
 
 /// Display of a directory's names.
@@ -40,7 +40,7 @@ pub(crate) enum NoKeyHashSource {
 
 impl NameDisplay {
     /// Returns the display of the names of `dir`.
-    pub(crate) fn for_directory(volume: &Volume, dir: &Inode) -> Self {
+    pub(crate) fn for_directory(volume: &VolumeReader, dir: &Inode) -> Self {
         match dir.is_encrypted() {
             true => Self::NoKey(no_key_hash_source(volume, dir)),
             false => Self::Plain,
@@ -62,7 +62,7 @@ impl NameDisplay {
 
 /// Returns the hash source. The kernel hashes names if the directory has a tree, or is a single
 /// block that could be one.
-fn no_key_hash_source(volume: &Volume, dir: &Inode) -> NoKeyHashSource {
+fn no_key_hash_source(volume: &VolumeReader, dir: &Inode) -> NoKeyHashSource {
     let super_ = &volume.super_;
     let has_tree = volume.has_htree(dir);
     let small = dir.is_inline() || volume.directory_blocks(dir) == 1;
@@ -90,7 +90,7 @@ fn stored_hashes(block: &[u8], entry: &Dirent<'_>) -> Option<(u32, u32)> {
 }
 
 /// Returns true if the names of `dir` ignore case.
-pub(crate) fn is_casefolded(volume: &Volume, dir: &Inode) -> bool {
+pub(crate) fn is_casefolded(volume: &VolumeReader, dir: &Inode) -> bool {
     volume.super_.incompatible.contains(Incompatible::CASEFOLD) && dir.flags & flags::CASEFOLD != 0
 }
 
@@ -120,7 +120,7 @@ impl<'a> NameQuery<'a> {
     /// # Errors
     /// [`Error::NotFound`] if it is not a valid no-key name; [`Error::Misuse`] for invalid UTF-8 on
     /// a volume with strict encoding.
-    pub(crate) fn for_name(volume: &Volume, dir: &Inode, name: &'a [u8]) -> Result<Self> {
+    pub(crate) fn for_name(volume: &VolumeReader, dir: &Inode, name: &'a [u8]) -> Result<Self> {
         let how = match name {
             b"." | b".." => NameMatcher::Exact,
             _ if dir.is_encrypted() => {
@@ -153,7 +153,7 @@ impl<'a> NameQuery<'a> {
     }
 
     /// Returns true if an entry may be outside the leaf of its hash.
-    pub(crate) fn may_be_misplaced(&self, volume: &Volume) -> bool {
+    pub(crate) fn may_be_misplaced(&self, volume: &VolumeReader) -> bool {
         // An older Unicode version may have folded the name when it was hashed.
         matches!(self.how, NameMatcher::Folded(_))
             && volume.super_.encoding.1 & casefold::FLAG_NO_COMPAT_FALLBACK == 0
@@ -165,7 +165,7 @@ impl<'a> NameQuery<'a> {
     /// Damage, if the name is not found.
     pub(crate) fn find_in(
         &self,
-        volume: &Volume,
+        volume: &VolumeReader,
         dir: &Inode,
         block: &[u8],
         second: &mut Option<InodeNumber>,

@@ -5,6 +5,7 @@
 
 use std::mem::offset_of;
 
+use draconis_types::Time;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -694,3 +695,8 @@ impl Superblock {
 
 #[cfg(test)]
 mod tests;
+
+/// Converts a time to the 32-bit seconds of superblocks and deletion times.
+pub(crate) fn to_disk_seconds(time: Time) -> u32 {
+    u32::try_from(time.seconds).unwrap_or(0)
+}

@@ -33,10 +33,10 @@ use crate::format::jbd2::fast_commit::{
 use crate::format::superblock::Superblock;
 use crate::map::edit::AllocationPolicy;
 use crate::map::extents::empty_root;
-use crate::ops::WriteOptions;
+use crate::options::{OpenOptions, WriteOptions};
 use crate::transaction::Transaction;
 use crate::units::saturating_usize;
-use crate::volume::{OpenOptions, Volume};
+use crate::volume::Volume;
 use crate::{AccessTimes, Error, InodeNumber, Result};
 
 /// Cache sizes of the volume on which records are replayed.

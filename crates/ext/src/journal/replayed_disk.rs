@@ -5,9 +5,10 @@ use std::sync::Arc;
 use draconis_device::{Disk, Error, Extent, Pending, Properties, ReadAnswer, Refused, Urgency};
 use draconis_types::Block;
 
-use super::journal_file::{JournalFile, read_bytes};
+use super::journal_file::JournalFile;
 use super::recovery::ScannedLog;
 use crate::FsBlock;
+use crate::blocks::uncached::read_bytes;
 use crate::format::jbd2::blocks::unescape;
 use crate::units::saturating_usize;
 

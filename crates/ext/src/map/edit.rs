@@ -15,9 +15,12 @@ use std::sync::Arc;
 use crate::alloc::AllocationRequest;
 use crate::format::inode::{DIRECT_POINTERS, Inode};
 use crate::format::{le32, put32};
-use crate::map::pointers::{IndirectPath, PointerLocation, addresses_per_block, block_to_path};
+use crate::map::pointers::{
+    IndirectPath, PointerLocation, Pointers, addresses_per_block, block_to_path,
+};
 use crate::map::{
-    BlockLocation, BlockMap, MapNode, MapSource, MapVisitor, SEGMENT_BLOCKS, SegmentKey,
+    BlockLocation, BlockMap, EitherBlockMap, MapNode, MapSource, MapVisitor, SEGMENT_BLOCKS,
+    SegmentKey,
 };
 use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
@@ -40,6 +43,91 @@ pub(crate) struct AllocationPolicy {
     pub(crate) privileged: bool,
     /// True to allocate unwritten blocks, which read as zeros; extents only.
     pub(crate) unwritten: bool,
+}
+
+/// Allocation and freeing of the blocks of a file whose map it is.
+pub(crate) trait MapEditor {
+    /// Returns the blocks of a file in `range`, allocating missing ones. Ends early if space runs
+    /// out.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if there is no space for the first block; damage.
+    fn map_blocks(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+        taking: AllocationPolicy,
+    ) -> Result<Vec<MappedRun>>;
+
+    /// Checks that [`MapEditor::free_range`] in the middle of a file will not lack space.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; damage.
+    fn ensure_space_for_hole(
+        &self,
+        _: &Transaction<'_>,
+        _: InodeNumber,
+        _: Range<u32>,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// Makes a range of a file read as zeros: as unwritten extents, or as a hole if the map has
+    /// none.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], before any change; damage.
+    fn zero_range(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<()> {
+        tx.unmap(inode, range)
+    }
+
+    /// Frees the blocks of a file in `range`, and map blocks that become empty; returns how many.
+    ///
+    /// # Errors
+    /// Damage.
+    fn free_range(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<u64>;
+}
+
+impl EitherBlockMap<'_> {
+    /// Returns the editor of the map.
+    pub(crate) fn editor(&self) -> &dyn MapEditor {
+        match self {
+            Self::Pointers(map) => map,
+            Self::Extents(map) => map,
+        }
+    }
+}
+
+impl MapEditor for Pointers<'_> {
+    fn map_blocks(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+        taking: AllocationPolicy,
+    ) -> Result<Vec<MappedRun>> {
+        tx.map_by_pointers(inode, range, taking)
+    }
+
+    fn free_range(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<u64> {
+        tx.unmap_pointers(inode, range)
+    }
 }
 
 fn invalid_pointer_error(block: FsBlock, inode: InodeNumber) -> Error {
@@ -258,7 +346,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Returns the blocks of a file in `range`, allocating missing ones; see [`BlockMap::map_blocks`].
+    /// Returns the blocks of a file in `range`, allocating missing ones; see
+    /// [`MapEditor::map_blocks`].
     pub(crate) fn map_blocks(
         &mut self,
         inode: InodeNumber,
@@ -270,7 +359,7 @@ impl Transaction<'_> {
         }
         let node = self.read_inode_unchecked(inode)?;
         self.check_map_supports_clusters(&node)?;
-        super::map_of(&node)?.map_blocks(self, inode, range, taking)
+        super::map_of(&node)?.editor().map_blocks(self, inode, range, taking)
     }
 
     /// Refuses pointer maps on a volume with clusters: pointers cannot share a cluster.
@@ -283,11 +372,11 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Frees the blocks of a file in `range`; see [`BlockMap::free_range`].
+    /// Frees the blocks of a file in `range`; see [`MapEditor::free_range`].
     pub(crate) fn unmap(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
         let node = self.read_inode_unchecked(inode)?;
         self.check_map_supports_clusters(&node)?;
-        let freed = super::map_of_any(&node)?.free_range(self, inode, range.clone())?;
+        let freed = super::map_of_any(&node)?.editor().free_range(self, inode, range.clone())?;
         if freed > 0 {
             self.subtract_sectors(inode, freed)?;
         }
@@ -298,7 +387,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// [`BlockMap::map_blocks`] of pointer maps.
+    /// [`MapEditor::map_blocks`] of pointer maps.
     pub(super) fn map_by_pointers(
         &mut self,
         inode: InodeNumber,
@@ -439,7 +528,7 @@ impl Transaction<'_> {
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
-    /// [`BlockMap::free_range`] of pointer maps.
+    /// [`MapEditor::free_range`] of pointer maps.
     pub(super) fn unmap_pointers(
         &mut self,
         inode: InodeNumber,

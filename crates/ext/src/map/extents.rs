@@ -11,15 +11,13 @@ mod edit;
 
 use std::ops::{ControlFlow, Range};
 
-use super::edit::{AllocationPolicy, MappedRun};
 use super::pointers::PointerLocation;
 use super::{BlockLocation, BlockMap, MapNode, MapSource, MapVisitor};
 use crate::blocks::role::Role;
 use crate::format::extent::{self, Extent};
 use crate::format::inode::POINTERS;
-use crate::transaction::Transaction;
 use crate::units::saturating_u32;
-use crate::{FileId, FsBlock, InodeNumber, Result};
+use crate::{FileId, FsBlock, Result};
 
 /// Returns the role of the tree's nodes.
 const fn extent_node_role(file: FileId) -> Role {
@@ -94,43 +92,6 @@ impl BlockMap for Extents {
             let _ = walk.visit.visit_run(beyond.start, blocks, BlockLocation::Damaged(FsBlock(0)));
         }
         Ok(())
-    }
-
-    fn map_blocks(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-        taking: AllocationPolicy,
-    ) -> Result<Vec<MappedRun>> {
-        tx.map_by_extents(inode, range, taking)
-    }
-
-    fn zero_range(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-    ) -> Result<()> {
-        tx.mark_extents_unwritten(inode, range)
-    }
-
-    fn ensure_space_for_hole(
-        &self,
-        tx: &Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-    ) -> Result<()> {
-        tx.ensure_nodes_for_hole(inode, range)
-    }
-
-    fn free_range(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-    ) -> Result<u64> {
-        tx.unmap_extents(inode, range)
     }
 }
 

@@ -9,14 +9,12 @@
 
 use std::ops::{ControlFlow, Range};
 
-use super::edit::{AllocationPolicy, MappedRun};
 use super::{BlockLocation, BlockMap, MapNode, MapSource, MapVisitor};
 use crate::blocks::role::Role;
 use crate::format::inode::{DIRECT_POINTERS, POINTERS};
 use crate::format::le32;
-use crate::transaction::Transaction;
 use crate::units::saturating_usize;
-use crate::{FileId, FsBlock, InodeNumber, Result};
+use crate::{FileId, FsBlock, Result};
 
 /// Location of a pointer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,25 +96,6 @@ impl BlockMap for Pointers<'_> {
         visit: &mut dyn MapVisitor,
     ) -> Result<()> {
         walk(self.0, source, range, visit)
-    }
-
-    fn map_blocks(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-        taking: AllocationPolicy,
-    ) -> Result<Vec<MappedRun>> {
-        tx.map_by_pointers(inode, range, taking)
-    }
-
-    fn free_range(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: InodeNumber,
-        range: Range<u32>,
-    ) -> Result<u64> {
-        tx.unmap_pointers(inode, range)
     }
 }
 

@@ -1,8 +1,8 @@
-//! The `BlockMap` trait as a seam: a second map, with one run of blocks per file, replaces pointer maps.
+//! The traits `BlockMap` and `MapEditor` as a seam: a second map, with one run of blocks per file, replaces pointer maps.
 
 use std::ops::{ControlFlow, Range};
 
-use super::edit::{AllocationPolicy, MappedRun};
+use super::edit::{AllocationPolicy, MapEditor, MappedRun};
 use super::{
     BlockLocation, BlockMap, MapNode, MapSource, MapVisitor, Run, hole_end, scan_map, with_source,
 };
@@ -54,7 +54,9 @@ impl BlockMap for SingleRunMap {
         }
         Ok(())
     }
+}
 
+impl MapEditor for SingleRunMap {
     fn map_blocks(
         &self,
         tx: &mut Transaction<'_>,
@@ -108,7 +110,7 @@ fn custom_map_works_through_map_trait() {
     let at = taken[0].at;
     assert_eq!((taken.len(), taken[0].blocks), (1, 40));
     assert_eq!(volume.space().free_blocks, before - 40);
-    let (super_, store) = (volume.superblock(), &volume.store);
+    let (super_, store) = (volume.superblock(), &volume.reader.store);
     with_source(store, super_, map.role(FileId { inode: file.0, generation: 0 }), |source| {
         let runs = scan_map(&map, source, FileBlock(0), FileBlock(100)).unwrap();
         let all: Vec<Run> = runs.between(FileBlock(0), FileBlock(100)).collect();

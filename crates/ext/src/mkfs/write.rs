@@ -8,9 +8,9 @@
 //!
 //! Law: memory is bounded whatever the tree holds: the number of requests in flight is limited.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use draconis_device::{Ticket, Write};
 use draconis_types::{Block, PrivateBuffer};
@@ -141,7 +141,7 @@ fn write_contents(
     let failed = AtomicBool::new(false);
     let work = || -> Result<()> {
         while !failed.load(Ordering::Relaxed) {
-            let request = producer.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let request = producer.lock().next();
             let Some(request) = request else { break };
             let bytes = request.blocks * u64::from(writer.block_bytes);
             let at = request.at;
@@ -164,7 +164,7 @@ fn write_contents(
         done
     });
     done?;
-    let mut producer = producer.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut producer = producer.into_inner();
     match producer.has_failed {
         true => return Err(FormatError::Misuse("the plan gave out too few blocks".into())),
         false => write_deferred(plan, contents, writer, producer.deferred, &mut producer.mapped)?,
@@ -276,7 +276,7 @@ fn throttle(
     bytes: u64,
 ) -> Result<()> {
     let (settled, durable) = {
-        let mut windows = windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = windows.lock();
         let settled = windows.unwritten.advance(MAX_UNWRITTEN_BYTES, ticket, bytes);
         (settled, windows.undurable.advance(MAX_UNDURABLE_BYTES, ticket, bytes))
     };

@@ -6,7 +6,6 @@
 use draconis_types::injected_fault::InjectedFault;
 use draconis_types::{AttributeChange, FileType, SetTime};
 
-use super::XattrSet;
 use crate::alloc::AllocationRequest;
 use crate::blocks::role::Role;
 use crate::format::acl::Acl;
@@ -15,6 +14,7 @@ use crate::format::inode::{Inode, flags};
 use crate::format::inode_slot::InodeTime;
 use crate::format::requirements::Feature;
 use crate::format::xattr::{self, NewXattr, check_name, edit};
+use crate::options::XattrSet;
 use crate::quota::Owner;
 use crate::transaction::Transaction;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};

@@ -11,41 +11,28 @@
 
 use draconis_types::FileType;
 
-use super::Reserve;
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::commit::batch::Effect;
-use crate::format::features::{Incompatible, ReadOnlyCompatible};
+use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::{Inode, flags};
 use crate::format::inode_slot::InodeTime;
 use crate::format::quota::QuotaUsage;
 use crate::format::requirements::Feature;
 use crate::map::edit::{AllocationPolicy, MappedRun};
 use crate::map::pointers::max_mapped_blocks;
-use crate::map::{self, BlockMap};
+use crate::map::{self};
+use crate::reader::VolumeReader;
 use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
-use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
 
 /// Size from which a file needs the feature `large_file`.
 const LARGE_FILE_BYTES: u64 = 1 << 31;
-/// Limit of bytes written by one change; other changes run between two of them.
-const MAX_WRITE_STEP_BYTES: usize = 1 << 20;
-/// Limit of bytes reserved by one change.
-const MAX_FALLOCATE_STEP_BYTES: u64 = 4 << 20;
 
-impl Volume {
-    /// Returns the size limit of files in bytes: of extent-mapped files, if the volume has extents.
-    pub fn max_file_bytes(&self) -> u64 {
-        match self.super_.incompatible.contains(Incompatible::EXTENTS) {
-            true => self.max_extent_file_bytes(),
-            false => self.max_indirect_file_bytes(),
-        }
-    }
-
+impl VolumeReader {
     /// Returns the size limit of this file.
-    fn max_file_bytes_of(&self, inode: &Inode) -> u64 {
+    pub(crate) fn max_file_bytes_of(&self, inode: &Inode) -> u64 {
         match inode.has_extents() {
             true => self.max_extent_file_bytes(),
             false => self.max_indirect_file_bytes(),
@@ -53,128 +40,20 @@ impl Volume {
     }
 
     /// File blocks are 32-bit numbers; the largest is reserved.
-    fn max_extent_file_bytes(&self) -> u64 {
+    pub(crate) fn max_extent_file_bytes(&self) -> u64 {
         let bytes = u64::from(self.super_.block_bytes);
         let huge = self.super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
         let blocks = u64::from(u32::MAX);
         if huge { blocks * bytes } else { (blocks * bytes).min(u64::from(u32::MAX) * 512) }
     }
 
-    fn max_indirect_file_bytes(&self) -> u64 {
+    pub(crate) fn max_indirect_file_bytes(&self) -> u64 {
         let bytes = u64::from(self.super_.block_bytes);
         // The sector count has 32 bits and includes indirect blocks.
         let sectors = u64::from(u32::MAX) * 512;
         let blocks = sectors / bytes;
         let maps = blocks / (bytes / 4) + blocks / (bytes / 4) / (bytes / 4) + 2;
         (max_mapped_blocks(self.super_.block_bytes).min(blocks - maps)) * bytes
-    }
-
-    pub(crate) fn write_chunked(
-        &self,
-        number: InodeNumber,
-        offset: u64,
-        bytes: &[u8],
-        lent: Option<&SharedBytes>,
-    ) -> Result<usize> {
-        self.convert_inline(number)?;
-        let mut done = 0;
-        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            // Steps end at aligned boundaries, so that a large write stays contiguous.
-            let at = offset.saturating_add(done as u64);
-            let skew = saturating_usize(at % MAX_WRITE_STEP_BYTES as u64);
-            let part = rest.get(..MAX_WRITE_STEP_BYTES - skew).unwrap_or(rest);
-            let lent = lent.map(|lent| lent.slice(done..done + part.len()));
-            let write = |tx: &mut Transaction<'_>| tx.write(number, at, part, lent.as_ref());
-            let taken = match self.transact_with_space(part.len() as u64, write) {
-                Ok(taken) => taken,
-                Err(Error::NoSpace) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
-            };
-            done += taken;
-            if taken < part.len() {
-                break;
-            }
-        }
-        Ok(done)
-    }
-
-    pub(crate) fn fallocate_in_steps(
-        &self,
-        number: InodeNumber,
-        offset: u64,
-        len: u64,
-        how: Reserve,
-    ) -> Result<()> {
-        if len == 0 {
-            return Err(Error::Misuse("no bytes to reserve"));
-        }
-        self.convert_inline(number)?;
-        let inode = self.inode(number)?;
-        let end = offset.checked_add(len).filter(|end| *end <= self.max_file_bytes_of(&inode));
-        let end = end.ok_or(Error::TooLarge)?;
-        if how == Reserve::PunchHole {
-            return self
-                .transact_with_space(0, |tx| tx.punch_or_zero_range(number, offset, end, false));
-        }
-        let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
-        if keep && !inode.has_extents() {
-            // A block map cannot mark blocks after the end of the file as intended.
-            let size = self.transact(|tx| Ok(tx.regular_file(number)?.size_bytes))?;
-            if end > size.next_multiple_of(self.super_.block_bytes.into()) {
-                let feature = "blocks behind the end of a file need: extent".to_owned();
-                return Err(Error::Unsupported { feature });
-            }
-        }
-        if matches!(how, Reserve::ZeroRange { .. }) {
-            self.transact_with_space(0, |tx| tx.punch_or_zero_range(number, offset, end, true))?;
-        }
-        let bytes = u64::from(self.super_.block_bytes);
-        let before = self.transact(|tx| Ok(tx.regular_file(number)?.size_bytes))?;
-        let mut grown = before;
-        let mut at = saturating_u32(offset / bytes);
-        let last = saturating_u32(end.div_ceil(bytes));
-        while at < last {
-            let step = last.min(at + saturating_u32(MAX_FALLOCATE_STEP_BYTES / bytes));
-            // Each step sets the size, so a commit between two steps leaves no blocks after the
-            // end.
-            let reserved = self.transact_with_space(0, |tx| {
-                let reserved_to = tx.fallocate_blocks(number, at, step)?;
-                let inode = tx.regular_file(number)?;
-                let reached = end.min(u64::from(reserved_to) * bytes);
-                if !keep && reached > inode.size_bytes {
-                    tx.set_size(&inode, reached)?;
-                    grown = reached;
-                }
-                Ok(reserved_to)
-            });
-            match reserved {
-                // The rest may fit once pending frees are durable.
-                Ok(reserved_to) if reserved_to > at => at = reserved_to,
-                // An extent-mapped file keeps its reservation, as on Linux.
-                Ok(_) | Err(Error::NoSpace) if inode.has_extents() => return Err(Error::NoSpace),
-                Ok(_) | Err(Error::NoSpace) => {
-                    // A block-mapped file has no blocks after its end.
-                    self.transact(|tx| {
-                        let inode = tx.regular_file(number)?;
-                        let mut size = inode.size_bytes;
-                        if size == grown && size > before {
-                            tx.set_size(&inode, before)?;
-                            size = before;
-                        }
-                        tx.unmap(number, saturating_u32(size.div_ceil(bytes))..u32::MAX)
-                    })?;
-                    return Err(Error::NoSpace);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        self.transact(|tx| {
-            let inode = tx.regular_file(number)?;
-            if !keep && end > inode.size_bytes {
-                tx.set_size(&inode, end)?;
-            }
-            tx.set_times_now(number, &[InodeTime::Modified, InodeTime::Changed])
-        })
     }
 }
 
@@ -205,7 +84,7 @@ impl Transaction<'_> {
 
     /// Writes bytes within one step; `lent` shares them without a copy. Returns how many were
     /// written.
-    fn write(
+    pub(crate) fn write(
         &mut self,
         number: InodeNumber,
         offset: u64,
@@ -395,7 +274,7 @@ impl Transaction<'_> {
     }
 
     /// Sets the size only.
-    fn set_size(&mut self, inode: &Inode, bytes: u64) -> Result<()> {
+    pub(crate) fn set_size(&mut self, inode: &Inode, bytes: u64) -> Result<()> {
         let before = inode.size_bytes;
         let (low, high) = (before.min(bytes), before.max(bytes));
         let block_bytes = self.block_bytes();
@@ -451,7 +330,7 @@ impl Transaction<'_> {
     }
 
     /// Punches a hole, or keeps blocks that read as zeros; partial blocks are zeroed.
-    fn punch_or_zero_range(
+    pub(crate) fn punch_or_zero_range(
         &mut self,
         number: InodeNumber,
         from: u64,
@@ -466,7 +345,7 @@ impl Transaction<'_> {
         let (first, last) = (from.div_ceil(block_bytes), end / block_bytes);
         if first <= last {
             let range = saturating_u32(first)..saturating_u32(last);
-            map::map_of(&inode)?.ensure_space_for_hole(self, number, range.clone())?;
+            map::map_of(&inode)?.editor().ensure_space_for_hole(self, number, range.clone())?;
             if !from.is_multiple_of(block_bytes) {
                 self.zero_partial_block(number, from, first * block_bytes)?;
             }
@@ -474,7 +353,9 @@ impl Transaction<'_> {
                 self.zero_partial_block(number, last * block_bytes, end)?;
             }
             match keep_blocks {
-                true => map::map_of(&*self.node(number)?)?.zero_range(self, number, range)?,
+                true => {
+                    map::map_of(&*self.node(number)?)?.editor().zero_range(self, number, range)?
+                }
                 false => self.unmap(number, range)?,
             }
         } else {
@@ -485,7 +366,12 @@ impl Transaction<'_> {
     }
 
     /// Allocates blocks that read as zeros; returns the file block after the last of them.
-    fn fallocate_blocks(&mut self, number: InodeNumber, from: u32, end: u32) -> Result<u32> {
+    pub(crate) fn fallocate_blocks(
+        &mut self,
+        number: InodeNumber,
+        from: u32,
+        end: u32,
+    ) -> Result<u32> {
         let inode = self.regular_file(number)?;
         let taking = AllocationPolicy {
             unwritten: inode.has_extents(),

@@ -22,21 +22,7 @@ use crate::map::edit::AllocationPolicy;
 use crate::map::extents::empty_root;
 use crate::transaction::Transaction;
 use crate::units::saturating_usize;
-use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
-
-impl Volume {
-    /// Converts an inline file to blocks.
-    pub(crate) fn convert_inline(&self, number: InodeNumber) -> Result<()> {
-        if !self.inode(number)?.is_inline() {
-            return Ok(());
-        }
-        self.transact_with_space(0, |tx| {
-            let inode = tx.regular_file(number)?;
-            tx.convert_inline_file(&inode, u64::MAX).map(drop)
-        })
-    }
-}
 
 impl Transaction<'_> {
     /// Reads the inline data of an inode.

@@ -10,7 +10,6 @@ use std::ops::ControlFlow;
 use crate::map::{BlockLocation, MapVisitor};
 use crate::transaction::Transaction;
 use crate::units::saturating_u32;
-use crate::volume::Volume;
 use crate::{InodeNumber, Result};
 
 /// File blocks at which a truncation is split into steps.
@@ -34,24 +33,6 @@ impl MapVisitor for TruncatePoints {
         }
         self.blocks_since_last += end - at;
         ControlFlow::Continue(())
-    }
-}
-
-impl Volume {
-    /// Deletes the orphans that were too large to be deleted with their names.
-    pub(crate) fn delete_pending(&self) -> Result<()> {
-        let Some(writing) = &self.writing else { return Ok(()) };
-        let next = || writing.state.write().pending_deletions.pop();
-        while let Some(inode) = next() {
-            self.transact(|tx| {
-                tx.may_block = true;
-                tx.is_internal = true;
-                let inode = InodeNumber(inode);
-                let has_users = tx.has_users(inode);
-                if has_users || !tx.is_orphan(inode) { Ok(()) } else { tx.evict_inode(inode) }
-            })?;
-        }
-        Ok(())
     }
 }
 

@@ -1,10 +1,10 @@
 //! Adding and removing the MMP block (`mmp`), and setting its update interval.
 
 use super::{OfflineError, Result, TuneChanges};
-use crate::commit::to_disk_seconds;
 use crate::format::features::Incompatible;
 use crate::format::mmp::{self, MmpRecord};
 use crate::format::superblock::RawSuperblock;
+use crate::format::superblock::to_disk_seconds;
 use crate::rewrite::VolumeRewrite;
 use crate::units::saturating_usize;
 use crate::{FsBlock, mkfs};

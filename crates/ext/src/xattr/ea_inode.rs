@@ -13,14 +13,14 @@ use draconis_types::FileType;
 use crate::format::features::Incompatible;
 use crate::format::inode::Inode;
 use crate::format::xattr::{EaInodeRef, Xattr};
+use crate::reader::VolumeReader;
 use crate::units::saturating_usize;
-use crate::volume::Volume;
 use crate::{Error, Result};
 
 /// Maximum value bytes that Linux returns.
 const XATTR_SIZE_MAX: u32 = 64 << 10;
 
-impl Volume {
+impl VolumeReader {
     /// Returns the value of `owner`'s `attribute` from its EA inode.
     ///
     /// # Errors

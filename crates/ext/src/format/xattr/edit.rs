@@ -12,7 +12,7 @@ use super::{
     encode_entries, split_name,
 };
 use crate::format::{le16, le32};
-use crate::ops::XattrSet;
+use crate::options::XattrSet;
 use crate::{Error, InodeNumber, Result};
 
 /// Attribute lists to write.

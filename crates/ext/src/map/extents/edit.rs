@@ -25,7 +25,7 @@ use crate::alloc::AllocationRequest;
 use crate::format::extent::{
     self, ENTRY_BYTES, Extent, ExtentIndex, ExtentNode, INIT_MAX_LEN, MAX_DEPTH,
 };
-use crate::map::edit::{AllocationPolicy, MappedRun};
+use crate::map::edit::{AllocationPolicy, MapEditor, MappedRun};
 use crate::map::{BlockLocation, MapVisitor, RunList};
 use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
@@ -79,6 +79,45 @@ impl ExtentPath {
 struct NodeCountChange {
     made: u64,
     freed: u64,
+}
+
+impl MapEditor for Extents {
+    fn map_blocks(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+        taking: AllocationPolicy,
+    ) -> Result<Vec<MappedRun>> {
+        tx.map_by_extents(inode, range, taking)
+    }
+
+    fn zero_range(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<()> {
+        tx.mark_extents_unwritten(inode, range)
+    }
+
+    fn ensure_space_for_hole(
+        &self,
+        tx: &Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<()> {
+        tx.ensure_nodes_for_hole(inode, range)
+    }
+
+    fn free_range(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<u64> {
+        tx.unmap_extents(inode, range)
+    }
 }
 
 impl Transaction<'_> {
@@ -136,7 +175,7 @@ impl Transaction<'_> {
         Ok(ExtentPath { steps, leaf, covered: part })
     }
 
-    /// [`super::BlockMap::map_blocks`] of extents.
+    /// [`MapEditor::map_blocks`] of extents.
     pub(super) fn map_by_extents(
         &mut self,
         inode: InodeNumber,
@@ -366,7 +405,7 @@ impl Transaction<'_> {
         if path.leaf.len() > before { self.ensure_node_space(&path) } else { Ok(()) }
     }
 
-    /// [`super::BlockMap::free_range`] of extents.
+    /// [`MapEditor::free_range`] of extents.
     pub(super) fn unmap_extents(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<u64> {
         let end = match range.end {
             // Up to the last possible block.
@@ -431,7 +470,7 @@ impl Transaction<'_> {
         Ok(freed)
     }
 
-    /// [`super::BlockMap::zero_range`] of extents: marks them as unwritten.
+    /// [`MapEditor::zero_range`] of extents: marks them as unwritten.
     pub(super) fn mark_extents_unwritten(
         &mut self,
         inode: InodeNumber,

@@ -31,20 +31,21 @@
     reason = "computes with stages, fewer than directories are deep, and places inside a block"
 )]
 
-mod directories;
 mod plan;
 mod stages;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::batch::{Batch, Effect, NameMove, Operation};
-use super::protocol::{Chain, CommitProtocol};
-use crate::transaction::Transaction;
+use super::{CommitProtocol, NameChanges};
+use crate::commit::batch::{Batch, Effect, NameMove, Operation};
+use crate::commit::chain::Chain;
+use crate::commit::changes::Changes;
+use crate::format::features::{Incompatible, ReadOnlyCompatible};
+use crate::format::superblock::Superblock;
+use crate::units::saturating_usize;
 use crate::{InodeNumber, Result};
 use plan::StagePlan;
 
-/// Unit that a disk writes atomically.
-const SECTOR_BYTES: usize = 512;
 /// Limit of stages that nested creations or removals of directories may add to one chain.
 const MAX_DIRECTORY_STAGES: u32 = 32;
 /// Stages of a chain without nested creations or removals of directories.
@@ -53,6 +54,9 @@ const BASE_STAGES: u32 = 5;
 /// Recorded facts of a batch; an "old" inode is in use on disk.
 #[derive(Debug, Default)]
 pub(crate) struct OrderedProtocol {
+    inode_bytes: usize,
+    /// Offset of the superblock in its block.
+    superblock_offset: usize,
     /// Created directories and their parents.
     created_dirs: HashMap<u32, u32>,
     /// Nesting depth of the created directories.
@@ -79,16 +83,20 @@ pub(crate) struct OrderedProtocol {
     complete: bool,
 }
 
-/// Changes to the names of a directory.
-#[derive(Clone, Copy, Debug, Default)]
-struct NameChanges {
-    /// True if there are changes other than removals.
-    added: bool,
-    /// True if names were removed.
-    removed: bool,
-}
-
 impl OrderedProtocol {
+    /// Returns the protocol of a volume that write order alone keeps consistent; `None` for others.
+    /// Checksums and balanced trees change more places at once than one write reaches; so do inline
+    /// directories and EA inodes.
+    pub(crate) fn for_volume(super_: &Superblock) -> Option<Self> {
+        let beyond =
+            Incompatible::EXTENTS.union(Incompatible::INLINE_DATA).union(Incompatible::EA_INODE);
+        let extents = super_.incompatible.intersects(beyond);
+        let sums = super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS);
+        let (_, superblock_offset) = super_.location();
+        let inode_bytes = saturating_usize(super_.inode_bytes.into());
+        (!extents && !sums).then(|| Self { inode_bytes, superblock_offset, ..Self::default() })
+    }
+
     /// Returns the number of directories of this batch that contain `dir`, including itself.
     fn directory_depth(&self, dir: InodeNumber) -> u32 {
         self.depths.get(&dir.0).copied().unwrap_or(0)
@@ -204,12 +212,17 @@ impl CommitProtocol for OrderedProtocol {
         (BASE_STAGES + self.max_depth + self.max_height) as usize
     }
 
-    fn build_next_chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
-        let recorded = std::mem::take(self);
-        let directories = tx.make_updates_atomic(&recorded.dirs)?;
-        tx.write_free_counts()?;
-        let chain = tx.build_chain(&StagePlan::from_recorded(&recorded, &directories))?;
-        debug_assert!(chain.stages.len() <= recorded.max_stages());
-        Ok(chain)
+    fn single_sector_directories(&self) -> BTreeMap<u32, NameChanges> {
+        self.dirs.iter().map(|(dir, names)| (*dir, *names)).collect()
+    }
+
+    fn build_chains(&mut self, changes: Changes<'_>) -> Result<Vec<Chain>> {
+        let (inode_bytes, superblock_offset) = (self.inode_bytes, self.superblock_offset);
+        let next = Self { inode_bytes, superblock_offset, ..Self::default() };
+        let recorded = std::mem::replace(self, next);
+        let plan = StagePlan::from_recorded(&recorded, &changes.switched_directories);
+        let chains = recorded.build_stages(changes, &plan);
+        debug_assert!(chains.iter().all(|chain| chain.stages.len() <= recorded.max_stages()));
+        Ok(chains)
     }
 }

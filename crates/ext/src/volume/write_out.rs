@@ -8,10 +8,11 @@
 
 use draconis_device::Ticket;
 
-use super::queue::{FreedSpace, InFlightChain};
-use crate::transaction::WriteContext;
+use super::Volume;
+use crate::commit::chain::FreedSpace;
+use crate::commit::queue::InFlightChain;
 use crate::units::saturating_usize;
-use crate::volume::Volume;
+use crate::write_context::WriteContext;
 use crate::{Error, FsBlock, Result};
 
 /// Limit of clean metadata in the write-back cache, in bytes.
@@ -34,8 +35,10 @@ impl Volume {
             // Chains that other threads queued meanwhile and have not sent yet.
             self.send(writing, false)?;
         }
-        let most = MAX_CLEAN_METADATA_BYTES / saturating_usize(self.super_.block_bytes.into());
-        if self.store.write_back.metadata_exceeds(most) {
+        let most = MAX_CLEAN_METADATA_BYTES
+            .checked_div(saturating_usize(self.reader.super_.block_bytes.into()))
+            .unwrap_or(0);
+        if self.reader.store.write_back.metadata_exceeds(most) {
             self.wait_visible(true)?;
             self.evict_clean_metadata();
         }
@@ -135,14 +138,14 @@ impl Volume {
             .iter()
             .for_each(|freed| writer.groups.release_pending_free(&freed.blocks, &freed.inodes));
         for flight in flights {
-            let mut blocks = self.store.write_back.write();
+            let mut blocks = self.reader.store.write_back.write();
             for block in &flight.contents {
                 let gone = blocks.contents.get(block);
                 if gone.is_some_and(|content| {
                     !content.dirty && content.chain_number <= flight.chain_number
                 }) && let Some(content) = blocks.contents.remove(block)
                 {
-                    self.store.update_cached_block(FsBlock(*block), &content.current);
+                    self.reader.store.update_cached_block(FsBlock(*block), &content.current);
                 }
             }
             for block in &flight.checkpointed {
@@ -151,7 +154,7 @@ impl Volume {
                     it.checkpoint_chain.is_some_and(|at| at <= flight.chain_number)
                 }) {
                     blocks.awaiting_checkpoint.remove(block);
-                    self.store.invalidate_block(FsBlock(*block));
+                    self.reader.store.invalidate_block(FsBlock(*block));
                 }
             }
             drop(blocks);
@@ -164,11 +167,11 @@ impl Volume {
         let Some(writing) = &self.writing else { return };
         let writer = writing.state.write();
         let landed = writer.visible_chain;
-        let mut blocks = self.store.write_back.write();
+        let mut blocks = self.reader.store.write_back.write();
         blocks.metadata.retain(|block, buffer| {
             let keep = buffer.is_dirty() || buffer.chain_number > landed;
             if !keep {
-                self.store.invalidate_block(FsBlock(*block));
+                self.reader.store.invalidate_block(FsBlock(*block));
             }
             keep
         });

@@ -27,17 +27,19 @@
 
 use std::time::Duration;
 
-use super::batch::{Batch, Operation};
-use super::protocol::{Chain, CommitProtocol, Stage};
-use super::queue::{ChainDependency, FreedSpace, QueuedChain};
+use draconis_types::Time;
+
+use super::CommitProtocol;
 use crate::blocks::data::SharedBytes;
-use crate::blocks::write_back::CheckpointBlock;
+use crate::blocks::role::Role;
+use crate::commit::batch::{Batch, Operation};
+use crate::commit::chain::{Chain, ChainDependency, Stage};
+use crate::commit::changes::Changes;
 use crate::format::jbd2::{JournalFormat, RawJournalSuperblock};
 use crate::journal::JournalFile;
 use crate::journal::transaction_layout::{
     TransactionContents, lay_out_transaction, log_blocks_needed,
 };
-use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::{Error, Result};
 
@@ -77,6 +79,8 @@ pub(crate) struct JournalProtocol {
     has_revokes: bool,
     /// Log blocks from tail to head.
     used: u32,
+    /// Committed blocks whose checkpoint is not queued.
+    uncheckpointed: Stage,
     /// The next transaction must follow the checkpoint: it may overwrite log blocks before the
     /// tail, and the log has no copies of the blocks it frees.
     follows_checkpoint: bool,
@@ -106,6 +110,7 @@ impl JournalProtocol {
             is_log_active: false,
             has_revokes: log.super_.may_revoke(),
             used: 0,
+            uncheckpointed: Stage::new(),
             follows_checkpoint: false,
             time: Duration::ZERO,
             is_closing: false,
@@ -148,24 +153,28 @@ impl JournalProtocol {
         Ok((self.volume_block(0)?, self.superblock_block.clone()))
     }
 
-    /// Builds the stages of a transaction: `contents` with the log blocks, then the commit block.
-    fn build_transaction_chain(
+    /// Builds the chain of a transaction: `contents` with the log blocks, then the commit block. If
+    /// the log lacks space for it, a checkpoint comes first.
+    fn build_transaction(
         &mut self,
-        tx: &mut Transaction<'_>,
+        time: Time,
         contents: Stage,
         blocks: Stage,
-        revoked: &[u64],
-    ) -> Result<Chain> {
-        let room = log_blocks_needed(self.journal_format(), blocks.len(), revoked.len());
-        if room > self.log_blocks() - self.used {
-            self.queue_checkpoint(tx, AfterCheckpoint::LogContinues)?;
-        }
-        if room > self.log_blocks() {
+        revoked: Vec<u64>,
+    ) -> Result<Vec<Chain>> {
+        let needed = log_blocks_needed(self.journal_format(), blocks.len(), revoked.len());
+        // Before the tail moves: an error block must not skip transactions without a checkpoint.
+        if needed > self.log_blocks() {
             let have = self.log_blocks();
-            let feature = format!("a change needs {room} blocks of the journal, which has {have}");
+            let feature =
+                format!("a change needs {needed} blocks of the journal, which has {have}");
             return Err(Error::Unsupported { feature });
         }
-        let after = match std::mem::take(&mut self.follows_checkpoint) {
+        let mut chains = match needed > self.log_blocks() - self.used {
+            true => self.build_checkpoint(AfterCheckpoint::LogContinues)?,
+            false => vec![],
+        };
+        let dependency = match std::mem::take(&mut self.follows_checkpoint) {
             true => ChainDependency::AllEarlier,
             false if !self.is_log_active => ChainDependency::PendingSync,
             // Until its commit block is written, replay ignores the transaction.
@@ -179,102 +188,57 @@ impl JournalProtocol {
             let start = self.tail.0;
             stage.extend([self.superblock(Some(start))?]);
         }
-        let now = Duration::new(u64::try_from(tx.now.seconds).unwrap_or(0), tx.now.nanoseconds);
+        let now = Duration::new(u64::try_from(time.seconds).unwrap_or(0), time.nanoseconds);
         self.time = self.time.max(now);
         let (sequence, time, copies) = (self.sequence, self.time, &blocks);
         let laid = lay_out_transaction(
             &self.journal_file,
             self.head,
-            &TransactionContents { sequence, time, copies, revoked },
+            &TransactionContents { sequence, time, copies, revoked: &revoked },
         )?;
         stage.extend(laid.first);
         self.head = laid.head;
         self.used += laid.blocks;
         self.sequence = self.sequence.wrapping_add(1);
-
-        let mut overlay = tx.volume.store.write_back.write();
-        for block in revoked {
-            overlay.awaiting_checkpoint.remove(block);
+        for block in &revoked {
+            self.uncheckpointed.remove(block);
         }
-        for (block, now) in blocks {
-            overlay
-                .awaiting_checkpoint
-                .insert(block, CheckpointBlock { current: now, checkpoint_chain: None });
-        }
-        Ok(Chain { stages: vec![stage, laid.commit], sync_stage: 1, dependency: after })
+        self.uncheckpointed.extend(blocks.iter().map(|(block, bytes)| (*block, bytes.clone())));
+        chains.push(Chain {
+            dependency,
+            stages: vec![stage, laid.commit],
+            sync_stage: Some(1),
+            logged: blocks,
+            revoked,
+            ..Chain::default()
+        });
+        Ok(chains)
     }
 
-    /// Queues a checkpoint: writes all committed blocks to their home blocks, then moves the tail.
-    fn queue_checkpoint(&mut self, tx: &mut Transaction<'_>, then: AfterCheckpoint) -> Result<()> {
+    /// Builds a checkpoint: writes all committed blocks to their home blocks, then moves the tail.
+    fn build_checkpoint(&mut self, then: AfterCheckpoint) -> Result<Vec<Chain>> {
         let most = CHECKPOINT_CHAIN_BYTES
             / saturating_usize(self.journal_format().block_bytes.into()).max(1);
-        let mut all: Vec<(u64, SharedBytes)> = {
-            let overlay = tx.volume.store.write_back.read();
-            let waiting =
-                overlay.awaiting_checkpoint.iter().filter(|(_, it)| it.checkpoint_chain.is_none());
-            waiting.map(|(block, it)| (*block, it.current.clone())).collect()
-        };
-        while !all.is_empty() {
-            let rest = all.split_off(all.len().min(most.max(1)));
-            let stage: Stage = std::mem::replace(&mut all, rest).into_iter().collect();
-            let placed: Vec<u64> = stage.keys().copied().collect();
-            let sealed = tx.queue_chain(QueuedChain {
-                after: ChainDependency::PendingSync,
+        let mut left = std::mem::take(&mut self.uncheckpointed).into_iter().peekable();
+        let mut chains = Vec::new();
+        while left.peek().is_some() {
+            let stage: Stage = left.by_ref().take(most.max(1)).collect();
+            chains.push(Chain {
+                checkpointed: stage.keys().copied().collect(),
                 stages: vec![stage],
-                sync_stage: None,
-                contents: vec![],
-                freed: FreedSpace::default(),
-                checkpointed: placed.clone(),
-            })?;
-            let mut overlay = tx.volume.store.write_back.write();
-            for block in placed {
-                if let Some(it) = overlay.awaiting_checkpoint.get_mut(&block) {
-                    it.checkpoint_chain = Some(sealed);
-                }
-            }
+                ..Chain::default()
+            });
         }
         self.tail = (self.head, self.sequence);
         let start = Some(self.head).filter(|_| then == AfterCheckpoint::LogContinues);
-        let first = self.superblock(start)?;
-        tx.queue_chain(QueuedChain {
-            after: ChainDependency::AllEarlier,
-            stages: vec![Stage::from([first])],
-            sync_stage: None,
-            contents: vec![],
-            freed: FreedSpace::default(),
-            checkpointed: vec![],
-        })?;
+        chains.push(Chain {
+            dependency: ChainDependency::AllEarlier,
+            stages: vec![Stage::from([self.superblock(start)?])],
+            ..Chain::default()
+        });
         self.follows_checkpoint = true;
         self.used = 0;
-        Ok(())
-    }
-
-    /// Builds the last chain: the superblock, after everything is checkpointed and the log is
-    /// empty.
-    fn build_closing_chain(
-        &mut self,
-        tx: &mut Transaction<'_>,
-        contents: Stage,
-        mut blocks: Stage,
-        revoked: &[u64],
-    ) -> Result<Chain> {
-        let (place, _) = tx.volume.super_.location();
-        let last = blocks.remove(&place.0);
-        if !(contents.is_empty() && blocks.is_empty() && revoked.is_empty()) {
-            let chain = self.build_transaction_chain(tx, contents, blocks, revoked)?;
-            tx.queue_batch_chain(QueuedChain {
-                after: chain.dependency,
-                stages: chain.stages,
-                sync_stage: Some(chain.sync_stage),
-                contents: vec![],
-                freed: FreedSpace::default(),
-                checkpointed: vec![],
-            })?;
-        }
-        self.queue_checkpoint(tx, AfterCheckpoint::LogEmpty)?;
-        self.is_closing = false;
-        let stage: Stage = last.into_iter().map(|bytes| (place.0, bytes)).collect();
-        Ok(Chain { stages: vec![stage], sync_stage: 0, dependency: ChainDependency::AllEarlier })
+        Ok(chains)
     }
 }
 
@@ -297,46 +261,42 @@ impl CommitProtocol for JournalProtocol {
         true
     }
 
-    fn build_next_chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
-        tx.write_free_counts()?;
-        let contents = tx.collect_dirty_contents();
-        let (mut blocks, mut revoked) = (Stage::new(), Vec::new());
-        {
-            let overlay = tx.volume.store.write_back.read();
-            for block in &tx.writer.batch.blocks {
-                let buffer = overlay.metadata.get(block).filter(|buffer| buffer.is_dirty());
-                blocks.extend(buffer.map(|buffer| (*block, buffer.current.clone())));
-            }
-            for (start, count) in &tx.writer.batch.freed_blocks {
-                let freed = overlay.awaiting_checkpoint.range(*start..start + u64::from(*count));
-                let in_log = freed.filter(|(_, it)| it.checkpoint_chain.is_none());
-                revoked.extend(in_log.map(|(block, _)| *block));
-            }
+    fn build_chains(&mut self, changes: Changes<'_>) -> Result<Vec<Chain>> {
+        let mut revoked = Vec::new();
+        for (start, count) in &changes.batch.freed_blocks {
+            let freed = self.uncheckpointed.range(*start..start + u64::from(*count));
+            revoked.extend(freed.map(|(block, _)| *block));
         }
-        tx.set_block_checksums(std::slice::from_mut(&mut blocks));
-        if self.is_closing {
-            return self.build_closing_chain(tx, contents, blocks, &revoked);
+        let Changes { contents, blocks, time, .. } = changes;
+        let (mut logged, mut superblock) = (Stage::new(), Stage::new());
+        for it in blocks {
+            let is_last = self.is_closing && it.role == Role::Superblock;
+            let stage = if is_last { &mut superblock } else { &mut logged };
+            stage.insert(it.block, it.current);
         }
-        if blocks.is_empty() && revoked.is_empty() {
-            let stages = if contents.is_empty() { vec![] } else { vec![contents] };
-            return Ok(Chain { stages, sync_stage: 0, dependency: ChainDependency::PendingSync });
+        let mut chains = match logged.is_empty() && revoked.is_empty() {
+            true if contents.is_empty() || !self.is_closing => Chain::of_stages([contents], 0),
+            _ => self.build_transaction(time, contents, logged, revoked)?,
+        };
+        if std::mem::take(&mut self.is_closing) {
+            // The superblock follows once everything is checkpointed and the log is empty.
+            chains.extend(self.build_checkpoint(AfterCheckpoint::LogEmpty)?);
+            let dependency = ChainDependency::AllEarlier;
+            let (stages, sync_stage) = (vec![superblock], Some(0));
+            chains.push(Chain { dependency, stages, sync_stage, ..Chain::default() });
         }
-        self.build_transaction_chain(tx, contents, blocks, &revoked)
+        Ok(chains)
     }
 
-    fn checkpoint(&mut self, tx: &mut Transaction<'_>) -> Result<()> {
+    fn checkpoint(&mut self, logged_blocks: usize) -> Result<Vec<Chain>> {
         let block_bytes = saturating_usize(self.journal_format().block_bytes.into());
-        let logged = tx.volume.store.write_back.read().awaiting_checkpoint.len();
-        if self.used > self.log_blocks() / 2
-            || (self.used > 0 && logged * block_bytes > MAX_UNCHECKPOINTED_BYTES)
-        {
-            self.queue_checkpoint(tx, AfterCheckpoint::LogContinues)?;
-        }
-        Ok(())
+        let is_due = self.used > self.log_blocks() / 2
+            || (self.used > 0 && logged_blocks * block_bytes > MAX_UNCHECKPOINTED_BYTES);
+        if is_due { self.build_checkpoint(AfterCheckpoint::LogContinues) } else { Ok(vec![]) }
     }
 
-    fn quiesce(&mut self, tx: &mut Transaction<'_>) -> Result<()> {
-        if self.used > 0 { self.queue_checkpoint(tx, AfterCheckpoint::LogEmpty) } else { Ok(()) }
+    fn quiesce(&mut self) -> Result<Vec<Chain>> {
+        if self.used > 0 { self.build_checkpoint(AfterCheckpoint::LogEmpty) } else { Ok(vec![]) }
     }
 
     fn prepare_close(&mut self) {

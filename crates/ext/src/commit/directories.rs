@@ -1,9 +1,10 @@
-//! Preparation of directories so that each changes by one sector.
+//! Relocation of changed directories, so that each changes by one sector.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+#![allow(clippy::arithmetic_side_effects, reason = "computes with blocks of a directory")]
+
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 
-use super::{NameChanges, SECTOR_BYTES};
 use crate::alloc::AllocationRequest;
 use crate::blocks::role::Role;
 use crate::blocks::write_back::{Buffer, BufferState};
@@ -13,14 +14,8 @@ use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, InodeNumber, Result};
 
-/// Update of a directory that is in use on disk.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DirectoryUpdate {
-    /// True if its inode or an old map block switches to blocks of stage 0.
-    pub(super) is_relocated: bool,
-    /// True if it removes names of inodes that are, or may be, deleted.
-    pub(super) drops_names: bool,
-}
+/// Unit that a disk writes atomically.
+const SECTOR_BYTES: usize = 512;
 
 /// Blocks of a directory that may have to be relocated.
 struct DirectoryBlocks {
@@ -56,11 +51,14 @@ impl MapVisitor for DirectoryBlocks {
 }
 
 impl Transaction<'_> {
-    /// Arranges that each directory changes by one sector, and returns its kind of update.
-    pub(super) fn make_updates_atomic(
-        &mut self,
-        names: &HashMap<u32, NameChanges>,
-    ) -> Result<HashMap<u32, DirectoryUpdate>> {
+    /// Arranges that each directory changes by one sector, if the protocol needs it. Returns the
+    /// directories whose inode or map switches to new blocks.
+    pub(super) fn relocate_directories(&mut self) -> Result<HashSet<u32>> {
+        let directories = self.writer.protocol.single_sector_directories();
+        let mut switched = HashSet::new();
+        if directories.is_empty() {
+            return Ok(switched);
+        }
         let mut changed: HashMap<u32, Vec<u64>> = HashMap::new();
         {
             let blocks = self.volume.store.write_back.read();
@@ -77,10 +75,7 @@ impl Transaction<'_> {
                 }
             }
         }
-        let dirs: BTreeMap<u32, NameChanges> =
-            names.iter().map(|(dir, names)| (*dir, *names)).collect();
-        let mut arranged = HashMap::new();
-        for (dir, names) in dirs {
+        for (dir, names) in directories {
             let mut own = changed.remove(&dir).unwrap_or_default();
             own.sort_unstable();
             own.dedup();
@@ -99,33 +94,22 @@ impl Transaction<'_> {
                 }
             }
             let only_removals = !names.added && !inode_switches && !map_switches;
-            let mut switches = inode_switches || map_switches;
-            if sectors > 1
+            let is_relocated = sectors > 1
                 && !only_removals
-                && self.relocate_directory_blocks(InodeNumber(dir), &own)?
-            {
-                switches = true;
+                && self.relocate_directory_blocks(InodeNumber(dir), &own)?;
+            if inode_switches || map_switches || is_relocated {
+                switched.insert(dir);
             }
-            arranged.insert(
-                dir,
-                DirectoryUpdate { is_relocated: switches, drops_names: names.removed },
-            );
         }
-        Ok(arranged)
+        Ok(switched)
     }
 
     /// Returns true if the inode of a directory references other blocks than on disk.
     fn has_new_mapping(&self, dir: InodeNumber) -> Result<bool> {
         let (block, at) = self.inode_location(dir)?;
-        let blocks = self.volume.store.write_back.read();
-        let Some(Buffer { state: BufferState::Modified(base), current: now, .. }) =
-            blocks.metadata.get(&block.0)
-        else {
-            return Ok(false);
-        };
         let part = at..at + saturating_usize(self.volume.super_.inode_bytes.into());
-        let old = base.get(part.clone()).unwrap_or_default();
-        Ok(InodeDiff::new(old, now.get(part).unwrap_or_default()).changes_mapping())
+        let cache = self.volume.store.write_back.read();
+        Ok(cache.inode_diff(block, part).is_some_and(InodeDiff::changes_mapping))
     }
 
     /// Relocates the changed blocks of a directory; returns `false` if there is no space.

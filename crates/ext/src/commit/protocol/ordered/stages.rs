@@ -2,56 +2,45 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::OrderedProtocol;
 use super::plan::StagePlan;
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
-use crate::blocks::write_back::{Buffer, BufferState};
-use crate::commit::protocol::{Chain, Stage};
-use crate::commit::queue::ChainDependency;
+use crate::commit::chain::{Chain, Stage};
+use crate::commit::changes::{ChangedBlock, Changes};
 use crate::format::inode_slot::InodeDiff;
 use crate::format::superblock::RawSuperblock;
-use crate::transaction::Transaction;
-use crate::units::saturating_usize;
-use crate::{FsBlock, InodeNumber, Result};
 
-impl Transaction<'_> {
-    /// Builds the stages of the batch, none of them empty, and the stage that a sync waits for.
-    pub(super) fn build_chain(&self, plan: &StagePlan) -> Result<Chain> {
+impl OrderedProtocol {
+    /// Builds the chain of the batch; a sync waits for all but the frees.
+    pub(super) fn build_stages(&self, changes: Changes<'_>, plan: &StagePlan) -> Vec<Chain> {
+        let slots = self.inode_stages(&changes, plan);
         let mut stages: BTreeMap<u32, Stage> = BTreeMap::new();
         let mut last: Stage = Stage::new();
         let mut freed = false;
-        let contents = self.collect_dirty_contents();
-        if !contents.is_empty() {
-            stages.insert(0, contents);
+        if !changes.contents.is_empty() {
+            stages.insert(0, changes.contents);
         }
-        let slots = self.inode_stages(plan)?;
-        let mut all = self.writer.batch.blocks.clone();
-        all.sort_unstable();
-        all.dedup();
-        let blocks = self.volume.store.write_back.read();
-        for block in all {
-            let Some(buffer) = blocks.metadata.get(&block) else { continue };
-            let now = buffer.current.clone();
-            match (&buffer.state, buffer.role) {
-                (BufferState::Clean, _) => {}
-                (BufferState::New, _) => drop(stages.entry(0).or_default().insert(block, now)),
-                (BufferState::Modified(base), Role::Superblock) => {
-                    if let Some(features) = self.superblock_with_features(base, &now) {
+        for ChangedBlock { block, role, base, current: now } in changes.blocks {
+            let Some(base) = base else {
+                stages.entry(0).or_default().insert(block, now);
+                continue;
+            };
+            match role {
+                Role::Superblock => {
+                    if let Some(features) = self.superblock_with_features(&base, &now) {
                         stages.entry(0).or_default().insert(block, features);
                     }
                     last.insert(block, now);
                 }
-                (
-                    BufferState::Modified(_),
-                    Role::Descriptors
-                    | Role::XattrBlock
-                    | Role::OrphanFile(_)
-                    | Role::Quota
-                    | Role::Contents,
-                ) => {
+                Role::Descriptors
+                | Role::XattrBlock
+                | Role::OrphanFile(_)
+                | Role::Quota
+                | Role::Contents => {
                     last.insert(block, now);
                 }
-                (BufferState::Modified(base), Role::BlockBitmap(_) | Role::InodeBitmap(_)) => {
+                Role::BlockBitmap(_) | Role::InodeBitmap(_) => {
                     let both: Box<[u8]> = base.iter().zip(now.iter()).map(|(a, b)| a | b).collect();
                     let frees = both[..] != now[..];
                     if both[..] != base[..] {
@@ -64,35 +53,37 @@ impl Transaction<'_> {
                         last.insert(block, now);
                     }
                 }
-                (BufferState::Modified(base), Role::InodeTable) => {
+                Role::InodeTable => {
                     let slots = slots.get(&block).map(Vec::as_slice).unwrap_or_default();
-                    for (stage, version) in self.stage_versions(base, &now, slots) {
+                    for (stage, version) in self.stage_versions(&base, &now, slots) {
                         stages.entry(stage).or_default().insert(block, version);
                     }
                 }
-                (BufferState::Modified(_), Role::Directory(dir)) => {
+                Role::Directory(dir) => {
                     let stage = plan.dirs.get(&dir.inode).map_or(0, |(stage, _)| *stage);
                     stages.entry(stage).or_default().insert(block, now);
                 }
-                (BufferState::Modified(_), Role::IndirectBlock(file) | Role::ExtentNode(file)) => {
+                Role::IndirectBlock(file) | Role::ExtentNode(file) => {
                     let stage = plan.dirs.get(&file.inode).map_or(1, |(stage, _)| (*stage).max(1));
                     stages.entry(stage).or_default().insert(block, now);
                 }
             }
         }
-        drop(blocks);
-        let mut all: Vec<Stage> = stages.into_values().collect();
-        let mut needed = all.len().saturating_sub(1);
+        let mut stages: Vec<Stage> = stages.into_values().collect();
+        let mut sync_stage = stages.len().saturating_sub(1);
         if !last.is_empty() {
-            match all.last_mut().filter(|_| !freed) {
+            match stages.last_mut().filter(|_| !freed) {
                 Some(stage) => stage.extend(last),
-                None => all.push(last),
+                None => stages.push(last),
             }
-            if all.len() == 1 {
-                needed = 0;
+            if stages.len() == 1 {
+                sync_stage = 0;
             }
         }
-        Ok(Chain { stages: all, sync_stage: needed, dependency: ChainDependency::PendingSync })
+        if stages.is_empty() {
+            return vec![];
+        }
+        vec![Chain { stages, sync_stage: Some(sync_stage), ..Chain::default() }]
     }
 
     /// Returns the superblock with only its new features set; their users are written later.
@@ -101,7 +92,7 @@ impl Transaction<'_> {
         base: &SharedBytes,
         now: &SharedBytes,
     ) -> Option<SharedBytes> {
-        let (_, at) = self.volume.super_.location();
+        let at = self.superblock_offset;
         let new = RawSuperblock::view(now.get(at..)?).ok()?.features();
         let mut bytes = base.to_vec();
         let raw = RawSuperblock::view_mut(bytes.get_mut(at..)?).ok()?;
@@ -113,14 +104,16 @@ impl Transaction<'_> {
     }
 
     /// Returns the changed inodes by inode-table block: offset and stage.
-    fn inode_stages(&self, plan: &StagePlan) -> Result<HashMap<u64, Vec<(usize, u32)>>> {
+    fn inode_stages(
+        &self,
+        changes: &Changes<'_>,
+        plan: &StagePlan,
+    ) -> HashMap<u64, Vec<(usize, u32)>> {
         let mut slots: HashMap<u64, Vec<(usize, u32)>> = HashMap::new();
-        let batch = &self.writer.batch;
-        for inode in &batch.inodes {
-            let (block, at) = self.inode_location(InodeNumber(*inode))?;
+        for (inode, (block, at)) in &changes.batch.inodes {
             let stage = if let Some(depth) = plan.depths.get(inode) {
                 plan.first_creation_stage + depth
-            } else if batch.created_inodes.contains(inode) {
+            } else if changes.batch.created_inodes.contains(inode) {
                 plan.first_creation_stage + plan.creation_stages
             } else if let Some(stage) = plan.deletion_stages.get(inode) {
                 *stage
@@ -128,23 +121,20 @@ impl Transaction<'_> {
                 *stage
             } else {
                 // An inode that references new blocks is written after those.
-                u32::from(self.has_new_blocks(block, at))
+                u32::from(self.has_new_blocks(changes, block.0, *at))
             };
-            slots.entry(block.0).or_default().push((at, stage));
+            slots.entry(block.0).or_default().push((*at, stage));
         }
-        Ok(slots)
+        slots
     }
 
-    fn has_new_blocks(&self, block: FsBlock, at: usize) -> bool {
-        let blocks = self.volume.store.write_back.read();
-        let Some(Buffer { state: BufferState::Modified(base), current: now, .. }) =
-            blocks.metadata.get(&block.0)
-        else {
+    fn has_new_blocks(&self, changes: &Changes<'_>, block: u64, at: usize) -> bool {
+        let Some(ChangedBlock { base: Some(base), current, .. }) = changes.block(block) else {
             return false;
         };
-        let part = at..at + saturating_usize(self.volume.super_.inode_bytes.into());
+        let part = at..at + self.inode_bytes;
         let old = base.get(part.clone()).unwrap_or_default();
-        InodeDiff::new(old, now.get(part).unwrap_or_default()).changes_blocks()
+        InodeDiff::new(old, current.get(part).unwrap_or_default()).changes_blocks()
     }
 
     /// Returns the versions of an inode-table block, one for each stage.
@@ -154,7 +144,7 @@ impl Transaction<'_> {
         now: &SharedBytes,
         slots: &[(usize, u32)],
     ) -> Vec<(u32, SharedBytes)> {
-        let len = saturating_usize(self.volume.super_.inode_bytes.into());
+        let len = self.inode_bytes;
         let stages: BTreeSet<u32> = slots.iter().map(|(_, stage)| *stage).collect();
         if let (1, Some(stage)) = (stages.len(), stages.first()) {
             return vec![(*stage, now.clone())];

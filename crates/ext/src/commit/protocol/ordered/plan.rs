@@ -1,9 +1,8 @@
 //! Assignment of inodes and directories to the stages of a chain.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use super::OrderedProtocol;
-use super::directories::DirectoryUpdate;
+use super::{NameChanges, OrderedProtocol};
 
 /// Stage in which each recorded inode and directory is written.
 #[derive(Debug)]
@@ -21,18 +20,18 @@ pub(super) struct StagePlan {
 }
 
 impl StagePlan {
-    pub(super) fn from_recorded(
-        recorded: &OrderedProtocol,
-        arranged: &HashMap<u32, DirectoryUpdate>,
-    ) -> Self {
+    pub(super) fn from_recorded(recorded: &OrderedProtocol, switched: &HashSet<u32>) -> Self {
         let after_deaths = recorded.dying.values().max().map_or(0, |height| height + 1);
-        let base = |dir: &DirectoryUpdate| match dir {
-            DirectoryUpdate { is_relocated: true, .. } => after_deaths.max(1),
-            DirectoryUpdate { drops_names: true, .. } => after_deaths,
-            _ => 0,
-        };
+        // Blocks of stage 0 precede the inode or map that switches to them; deleted inodes precede
+        // the removal of their names.
+        let stage_of =
+            |dir: &u32, names: &NameChanges| match (switched.contains(dir), names.removed) {
+                (true, _) => (after_deaths.max(1), true),
+                (false, true) => (after_deaths, false),
+                (false, false) => (0, false),
+            };
         let mut dirs: HashMap<u32, (u32, bool)> =
-            arranged.iter().map(|(dir, it)| (*dir, (base(it), it.is_relocated))).collect();
+            recorded.dirs.iter().map(|(dir, names)| (*dir, stage_of(dir, names))).collect();
         let received = dirs
             .iter()
             .filter(|(dir, _)| recorded.rename_targets.contains(dir))
