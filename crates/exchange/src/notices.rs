@@ -11,8 +11,8 @@
 //! Law 1: a worker waits for a reply in a call that a signal interrupts.
 //! Law 2: a reply carries the number of its notice; late replies are ignored.
 
+use parking_lot::Mutex;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -56,7 +56,7 @@ impl NoticeSender {
     /// Error of the kernel or the socket; [`Errno::TIMEDOUT`] if handling takes longer than `wait`.
     pub fn send(&self, notice: &[u8], wait: Option<Duration>) -> Result<()> {
         let until = wait.map(|wait| Instant::now() + wait);
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         *last += 1;
         let message = [&last.to_ne_bytes()[..], notice].concat();
         send(&self.socket, &message, SendFlags::NOSIGNAL)?;

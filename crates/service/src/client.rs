@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -146,7 +147,8 @@ impl RuntimeDir {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
-            .new_process_group()
+            // Ctrl-C in a terminal must reach only the command.
+            .process_group(0)
             .spawn()?;
         let until = Instant::now() + MANAGER_START_TIMEOUT;
         while Instant::now() < until {
@@ -157,17 +159,6 @@ impl RuntimeDir {
         }
         let text = format!("no manager came up; see {}", self.log_file().display());
         Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
-    }
-}
-
-trait CommandExt {
-    fn new_process_group(&mut self) -> &mut Self;
-}
-
-impl CommandExt for Command {
-    /// Ctrl-C in a terminal must reach only the command, not the processes that it started.
-    fn new_process_group(&mut self) -> &mut Self {
-        std::os::unix::process::CommandExt::process_group(self, 0)
     }
 }
 

@@ -7,10 +7,11 @@
 //! Threads in the keeper send a worker's notifications: see [`notices`].
 #![allow(unsafe_code)]
 
+use parking_lot::{RwLock, RwLockWriteGuard};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use draconis_exchange::notices::{self, NoticeSender};
 use draconis_types::injected_fault::InjectedFault;
@@ -22,7 +23,6 @@ const MIN_RESEND_KERNEL: (u32, u32) = (6, 9);
 
 /// Timeout for the kernel to finish the notifications in progress.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(2);
-const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Threads that send workers' notifications. A thread that blocks in the kernel when its worker
 /// dies continues once the successor has answered the request that it waits for.
@@ -42,7 +42,7 @@ impl NotificationRelays {
         let (fuse, sending) = (fuse.try_clone()?, self.sending.clone());
         std::thread::Builder::new().name("notices".into()).spawn(move || {
             notices::relay_notices(ours, |notice| {
-                let _sending = sending.read().unwrap_or_else(PoisonError::into_inner);
+                let _sending = sending.read();
                 rustix::io::write(&fuse, notice)
             });
         })?;
@@ -52,15 +52,7 @@ impl NotificationRelays {
     /// Stops all notifications until the guard is dropped. Returns `None` if the kernel does not
     /// finish one in time.
     pub(crate) fn pause_notifications(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        let until = Instant::now() + PAUSE_TIMEOUT;
-        loop {
-            match self.sending.try_write() {
-                Ok(paused) => return Some(paused),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if Instant::now() > until => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE_POLL_INTERVAL),
-            }
-        }
+        self.sending.try_write_for(PAUSE_TIMEOUT)
     }
 }
 

@@ -26,12 +26,13 @@ pub mod upgrade;
 
 pub(crate) use mounting::dead_mount_message;
 
+use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -115,10 +116,6 @@ enum SupervisorEvent {
     /// Upgrade to another program; answered only on failure.
     Upgrade(upgrade::UpgradeRequest, Sender<String>),
     Died(WorkerExit),
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns true if the peer is still connected. It never sends anything more.
@@ -211,7 +208,7 @@ impl Keeper {
         let (volume, mount_point) = (volume.clone(), mount_point.clone());
         let (identity, disk) = (*identity, disk.clone());
         let kept = Reply::Kept(KeeperMount { volume, disk, identity, mount_point });
-        let mut watchers = lock(&self.watchers);
+        let mut watchers = self.watchers.lock();
         watchers.retain(is_connected);
         let mut sent = protocol::send_line(&client, &kept);
         if let MountPhase::Ended { why, .. } = mount.phase() {
@@ -224,12 +221,12 @@ impl Keeper {
 
     /// Returns the mount, unless it has ended.
     fn active_mount(&self) -> Option<Arc<Mount>> {
-        lock(&self.mount).clone().filter(|mount| !mount.has_ended())
+        self.mount.lock().clone().filter(|mount| !mount.has_ended())
     }
 
     fn status(&self, mount: &Mount) -> Status {
         mount.is_responding(STATUS_TIMEOUT);
-        Status { mounts: vec![lock(&mount.state).status.clone()], ..Status::default() }
+        Status { mounts: vec![mount.state.lock().status.clone()], ..Status::default() }
     }
 
     /// Waits until nothing serves `mount`; returns the reason if the end was not requested.
@@ -242,11 +239,10 @@ impl Keeper {
     }
 
     fn wait_for_mount(&self, until: Instant) -> Option<Arc<Mount>> {
-        let mut mount = lock(&self.mount);
+        let mut mount = self.mount.lock();
         while mount.is_none() {
             let left = until.checked_duration_since(Instant::now())?;
-            mount =
-                self.changed.wait_timeout(mount, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut mount, left);
         }
         mount.clone()
     }
@@ -255,21 +251,20 @@ impl Keeper {
     /// mounted, because only this process knows why it died.
     fn wait_until_ended(&self) {
         let mount = self.wait_for_mount(Instant::now() + FIRST_REQUEST_TIMEOUT);
-        let mut held = lock(&self.mount);
+        let mut held = self.mount.lock();
         loop {
             let is_over = mount.as_ref().is_none_or(|mount| mount.has_ended());
             if is_over && self.clients.load(Ordering::Relaxed) == 0 {
                 return;
             }
-            let waited = self.changed.wait_timeout(held, DEAD_MOUNT_POLL_INTERVAL);
-            held = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut held, DEAD_MOUNT_POLL_INTERVAL);
         }
     }
 }
 
 impl Mount {
     fn phase(&self) -> MountPhase {
-        lock(&self.state).phase.clone()
+        self.state.lock().phase.clone()
     }
 
     fn is_served(&self) -> bool {
@@ -278,7 +273,7 @@ impl Mount {
 
     /// Returns true if its worker reports its status in time.
     fn is_responding(&self, wait: Duration) -> bool {
-        let asks = lock(&self.state).events.clone();
+        let asks = self.state.lock().events.clone();
         let (done, answer) = channel::<()>();
         let asked = asks.is_some_and(|asks| asks.send(SupervisorEvent::Refresh(done)).is_ok());
         // The supervisor drops the sender when the numbers are updated: that is the reply.
@@ -287,7 +282,7 @@ impl Mount {
 
     /// Kills its worker without a successor.
     fn kill_worker(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.is_final_worker = true;
         if let Some(worker) = &state.worker {
             // The worker may have exited already, which is equivalent.
@@ -301,7 +296,7 @@ impl Mount {
 
     /// Returns true if the kernel still has the mount in place.
     fn is_in_place(&self) -> bool {
-        let device = lock(&self.state).device.clone();
+        let device = self.state.lock().device.clone();
         device.is_some_and(|device| {
             let mut all = mount_table::read_mounts().into_iter();
             all.any(|entry| entry.device == device && entry.mount_point == self.mount_point)

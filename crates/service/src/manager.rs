@@ -11,11 +11,12 @@
 
 mod keepers;
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::keepers::{KeeperHandle, KeeperPhase, KeeperRequestError};
@@ -45,10 +46,6 @@ pub struct Manager {
     /// Number of clients that wait for a reply.
     clients: AtomicU64,
     is_retiring: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Manager {
@@ -191,7 +188,7 @@ impl Manager {
         replace: bool,
     ) -> Result<(u64, Arc<KeeperHandle>), String> {
         let until = Instant::now() + VOLUME_RELEASE_TIMEOUT;
-        let mut keepers = lock(&self.keepers);
+        let mut keepers = self.keepers.lock();
         loop {
             let conflict = keepers.values().find_map(|other| {
                 let is_replaced = replace && other.is_dead();
@@ -203,10 +200,9 @@ impl Manager {
             let left = until.checked_duration_since(Instant::now());
             let Some(left) = left.filter(|_| other.is_ending()) else { return Err(why) };
             let wait = left.min(Duration::from_millis(50));
-            keepers =
-                self.changed.wait_timeout(keepers, wait).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut keepers, wait);
         }
-        lock(&self.lost).retain(|lost| lost.mount_point != kept.mount_point);
+        self.lost.lock().retain(|lost| lost.mount_point != kept.mount_point);
         let id = keepers.last_key_value().map_or(0, |(id, _)| id + 1);
         let id = self.directory.next_keeper_id(id).map_err(|error| error.to_string())?;
         let entry = Arc::new(KeeperHandle::new(self.directory.keeper_socket(id), kept));
@@ -215,13 +211,13 @@ impl Manager {
     }
 
     fn remove_keeper(&self, id: u64) {
-        lock(&self.keepers).remove(&id);
+        self.keepers.lock().remove(&id);
         self.changed.notify_all();
     }
 
     /// Returns the keepers in order of mounting.
     fn keepers(&self) -> Vec<Arc<KeeperHandle>> {
-        lock(&self.keepers).values().cloned().collect()
+        self.keepers.lock().values().cloned().collect()
     }
 
     /// Returns the status of all mounts, with fresh numbers from the workers that answer in time.
@@ -232,7 +228,7 @@ impl Manager {
                 keepers.iter().map(|keeper| scope.spawn(|| keeper.status())).collect();
             asked.into_iter().flat_map(|asked| asked.join().unwrap_or_default()).collect()
         });
-        let lost = lock(&self.lost).clone();
+        let lost = self.lost.lock().clone();
         Status { manager_pid: Some(std::process::id()), mounts, lost, dead: vec![] }
     }
 
@@ -274,15 +270,14 @@ impl Manager {
     /// Waits until nothing has been mounted and no client has sent a request for `idle`, or until
     /// the manager is asked to retire.
     pub fn wait_idle(&self, idle: Duration) {
-        let mut keepers = lock(&self.keepers);
+        let mut keepers = self.keepers.lock();
         let mut since = Instant::now();
         while since.elapsed() < idle {
             if self.is_retiring() {
                 return;
             }
             let wait = KEEPER_POLL_INTERVAL.min(idle);
-            keepers =
-                self.changed.wait_timeout(keepers, wait).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut keepers, wait);
             if !keepers.is_empty() || self.clients.load(Ordering::Relaxed) > 0 {
                 since = Instant::now();
             }
@@ -291,9 +286,9 @@ impl Manager {
 
     /// Waits until the manager is asked to retire.
     pub fn wait_until_retired(&self) {
-        let mut keepers = lock(&self.keepers);
+        let mut keepers = self.keepers.lock();
         while !self.is_retiring() {
-            keepers = self.changed.wait(keepers).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut keepers);
         }
     }
 
@@ -304,7 +299,7 @@ impl Manager {
     /// Wakes all waiting threads.
     fn notify_waiters(&self) {
         // Under the lock: a waiter that is just checking its condition could miss the wake-up.
-        let keepers = lock(&self.keepers);
+        let keepers = self.keepers.lock();
         self.changed.notify_all();
         drop(keepers);
     }

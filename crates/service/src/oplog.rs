@@ -25,11 +25,12 @@
 
 mod orphans;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use draconis_exchange::contract::request_log::{
     DeferredRequest, LoggedRequest, RequestData, RequestOutcome,
@@ -595,7 +596,7 @@ impl OpLog {
     }
 
     fn ring(&self) -> MutexGuard<'_, EntryRing> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ring.lock()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The worker side of the oplog: a worker logs its requests, and replays those of its predecessor.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -82,7 +83,7 @@ impl WorkerRequestLog {
 
     /// Returns descriptions of the refused requests, which had killed workers.
     pub(crate) fn quarantine_messages(&self) -> Vec<String> {
-        self.refused_descriptions.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.refused_descriptions.lock().clone()
     }
 
     /// Returns true if the oplog needs space soon.
@@ -97,7 +98,7 @@ impl WorkerRequestLog {
     }
 
     fn inherited_results(&self) -> MutexGuard<'_, HashMap<u64, ChangeRecord>> {
-        self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inherited.lock()
     }
 
     /// Commits to the disk to free space in the oplog. Returns true if further changes are
@@ -126,8 +127,7 @@ impl WorkerRequestLog {
 
     /// Counts a replayed change; commits at intervals of [`REPLAY_COMMIT_INTERVAL`].
     fn commit_replayed(&self) {
-        let mut since =
-            self.replay_uncommitted_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut since = self.replay_uncommitted_since.lock();
         if since.get_or_insert_with(Instant::now).elapsed() >= REPLAY_COMMIT_INTERVAL {
             *since = None;
             self.submit_pending_changes();
@@ -175,7 +175,7 @@ impl RequestLog for WorkerRequestLog {
 
     fn report_quarantined(&self, what: String) {
         log::error!("{what} is refused: workers died over it");
-        self.refused_descriptions.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+        self.refused_descriptions.lock().push(what);
     }
 
     fn unfinished_requests(&self) -> Result<Option<Vec<LoggedRequest>>, String> {

@@ -14,12 +14,13 @@
 
 mod connect;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use draconis_exchange::descriptors;
@@ -320,7 +321,7 @@ struct KeeperCountState {
 
 impl KeeperCount {
     fn state(&self) -> MutexGuard<'_, KeeperCountState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Registers a new keeper; returns false if the store is closing already.
@@ -342,8 +343,7 @@ impl KeeperCount {
             state.keepers == 0 && !state.is_closing
                 || state.is_closing && state.close_message.is_none()
         };
-        let waited = self.changed.wait_while(state, is_open);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        self.changed.wait_while(&mut state, is_open);
         if let Some(Some(why)) = &state.close_message {
             tell(why);
         }
@@ -362,18 +362,17 @@ impl KeeperCount {
         let mut state = self.state();
         state.close_message = Some(last_words);
         self.changed.notify_all();
-        let waited = self.changed.wait_while(state, |state| state.disconnecting > 0);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        self.changed.wait_while(&mut state, |state| state.disconnecting > 0);
     }
 
     /// Waits for the first keeper, with a timeout, and then until none is left.
     fn wait_until_unused(&self) {
         let none = |state: &mut KeeperCountState| state.keepers == 0;
-        let waited = self.changed.wait_timeout_while(self.state(), FIRST_KEEPER_TIMEOUT, none);
-        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let mut state = self.state();
+        self.changed.wait_while_for(&mut state, none, FIRST_KEEPER_TIMEOUT);
         let some = |state: &mut KeeperCountState| state.keepers > 0;
-        let waited = self.changed.wait_while(state, some);
-        waited.unwrap_or_else(PoisonError::into_inner).is_closing = true;
+        self.changed.wait_while(&mut state, some);
+        state.is_closing = true;
         self.changed.notify_all();
     }
 }

@@ -29,11 +29,12 @@ pub(crate) use listing::receive_listing as receive_list;
 pub use listing::{ObjectEntry, list_objects};
 pub use server::run_store_process;
 
+use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use draconis_device::Disk;
@@ -160,7 +161,7 @@ impl StoreProcess {
 
     /// Returns the error that ended all writing of the backing disk, if that is served here.
     pub fn failure(&self) -> Option<String> {
-        let below = self.backing_disk.lock().unwrap_or_else(PoisonError::into_inner);
+        let below = self.backing_disk.lock();
         below.as_ref().and_then(DiskServerThread::failure)
     }
 
@@ -228,7 +229,7 @@ impl StoreProcess {
 
     /// Sends a request, and waits for the number in the reply.
     fn send_request(&self, question: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u64, StoreError> {
-        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let control = self.control.lock();
         descriptors::send_with_fds(&*control, question, fds).map_err(|_| StoreError::Gone)?;
         let timeout = self.reply_timeout.try_into().ok();
         let mut ready = [PollFd::new(&*control, PollFlags::IN)];
@@ -263,11 +264,11 @@ impl StoreProcess {
     /// # Errors
     /// The system's error.
     pub fn close(&self) -> std::io::Result<()> {
-        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let control = self.control.lock();
         // It may have ended already.
         let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], None)?;
-        let below = self.backing_disk.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let below = self.backing_disk.lock().take();
         if let Some(below) = below {
             below.join();
         }

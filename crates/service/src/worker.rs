@@ -3,11 +3,12 @@
 //! Law 1: it is confined before the first byte of the volume is read, while it has one thread.
 //! Law 2: the process ends when the keeper ends, when the mount ends, and on any panic.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use draconis_device::{Disk, FileOptions, OpenedFile};
@@ -207,7 +208,7 @@ impl<S: RequestServer> WorkerControl<S> {
     fn open(&self, options: &[u8]) -> Result<VolumeTree, OpenError> {
         let start: WorkerStart = serde_json::from_slice(options)
             .map_err(|error| OpenError::Options(error.to_string()))?;
-        let given = self.resources.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let given = self.resources.lock().take();
         let given = given.ok_or_else(|| OpenError::Options("mounted already".into()))?;
         let WorkerResources { image, backing_files: behind, log } = given;
         let log = Arc::new(OpLog::new(log, start.epoch).map_err(OpenError::Options)?);

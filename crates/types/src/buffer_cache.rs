@@ -4,8 +4,8 @@
 //! page fault by page fault. For blocks that are only copied through, that costs more than the
 //! copy.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::page::{ALIGN_BYTES, Page};
 
@@ -23,7 +23,7 @@ struct BufferCache {
 static CACHE: Mutex<BufferCache> = Mutex::new(BufferCache { memory: VecDeque::new(), pages: 0 });
 
 fn lock() -> MutexGuard<'static, BufferCache> {
-    CACHE.lock().unwrap_or_else(PoisonError::into_inner)
+    CACHE.lock()
 }
 
 /// Returns memory of exactly `pages` pages, with its old contents.

@@ -12,8 +12,9 @@
 //! stale bytes that the server could have sent anyway.
 //! Law 4: dead servers notify nothing, so clients of another process check liveness every 10 ms.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicU64, Ordering::SeqCst},
 };
 
@@ -81,6 +82,6 @@ impl ChangeNotifier {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<CounterState>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

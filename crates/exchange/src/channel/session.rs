@@ -18,10 +18,11 @@
 
 mod lane;
 
+use parking_lot::Mutex;
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
     time::Instant,
@@ -293,10 +294,6 @@ impl std::fmt::Debug for Session {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Session {
     fn new(
         plan: SessionConfig,
@@ -456,16 +453,16 @@ impl Session {
     }
 
     fn add_abandoned(&self, orphan: AbandonedRequest) {
-        lock(&self.abandoned).push(orphan);
+        self.abandoned.lock().push(orphan);
     }
 
     /// Reclaims attachments: late replies, and all slots of a dead peer once no message of it is
     /// left to read.
     fn reclaim_lost(self: &Arc<Self>) {
         // Taken out first: reclaiming drops endpoints, which may reclaim in turn.
-        let mut orphans = std::mem::take(&mut *lock(&self.abandoned));
+        let mut orphans = std::mem::take(&mut *self.abandoned.lock());
         orphans.retain_mut(|orphan| !orphan.try_reclaim(self));
-        let mut kept = lock(&self.abandoned);
+        let mut kept = self.abandoned.lock();
         kept.append(&mut orphans);
         let quiet = kept.is_empty() && self.awaiting.load(Acquire) == 0;
         drop(kept);

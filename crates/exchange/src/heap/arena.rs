@@ -18,8 +18,9 @@
 //! Law 3: an Away slot is reused only after the peer has returned or released it, or after the
 //! peer's death is confirmed.
 
+use parking_lot::Mutex;
 use std::sync::{
-    Arc, Mutex, OnceLock, PoisonError,
+    Arc, OnceLock,
     atomic::{AtomicU64, Ordering::*},
 };
 
@@ -120,7 +121,7 @@ struct FreeList {
 
 impl FreeList {
     fn with_free_slots<T>(&self, f: impl FnOnce(&mut Vec<u32>) -> T) -> T {
-        f(&mut self.free.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.free.lock())
     }
 }
 

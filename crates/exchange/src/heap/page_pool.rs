@@ -14,10 +14,11 @@
 //! fault in a page for a copy leaves the client of a FUSE request with EIO.
 #![allow(unsafe_code)]
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use draconis_types::{ALIGN_BYTES, Block, BlockMemory};
 
@@ -153,7 +154,7 @@ impl PagePool {
     }
 
     fn lock_free_runs(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        self.free.lock()
     }
 }
 

@@ -1,9 +1,10 @@
 //! Mounting: registers the mount, starts a worker, attaches the mount point.
 
+use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::supervision::WorkerSupervision;
-use super::{FUSE_INIT_TIMEOUT, Keeper, Mount, MountPhase, MountState, lock};
+use super::{FUSE_INIT_TIMEOUT, Keeper, Mount, MountPhase, MountState};
 use crate::claimed_volume::{ClaimedVolume, VolumeGuards, open_backing_files};
 use crate::connection::{self, NotificationRelays};
 use crate::identity::{describe_errno, file_identity};
@@ -82,7 +83,7 @@ impl Keeper {
             })
             .and_then(|(claimed, behind)| self.start_mount(&mount, claimed, behind));
         if started.is_err() {
-            lock(&mount.state).phase = MountPhase::Ended { why: None, dead: false };
+            mount.state.lock().phase = MountPhase::Ended { why: None, dead: false };
             self.notify_waiters();
         }
         started
@@ -107,7 +108,7 @@ impl Keeper {
 
     /// Makes `mount` the mount of this keeper.
     pub(super) fn register_mount(&self, mount: &Arc<Mount>) -> Result<(), String> {
-        let mut current = lock(&self.mount);
+        let mut current = self.mount.lock();
         if current.is_some() {
             return Err("a keeper has one mount".into());
         }
@@ -165,7 +166,7 @@ impl Keeper {
         let mut notes: Vec<String> = note.into_iter().collect();
         notes.extend(told.notes);
         {
-            let status = &mut lock(&mount.state).status;
+            let status = &mut mount.state.lock().status;
             status.sandbox = told.sandbox;
             // A user who chose it knows.
             if status.misses_syncs && mount.options.block_device != Some(false) {
@@ -182,7 +183,7 @@ impl Keeper {
             "{} is mounted on {}, served by process {}",
             mount.volume.display(),
             mount.mount_point.display(),
-            lock(&mount.state).status.worker_pid
+            mount.state.lock().status.worker_pid
         );
         Ok(notes)
     }
@@ -201,7 +202,7 @@ impl Keeper {
         let entry = mount_table::find_mount_at(&mount.mount_point);
         let hears_of_syncs = entry.as_ref().is_some_and(mount_table::MountEntry::receives_syncs);
         {
-            let mut state = lock(&mount.state);
+            let mut state = mount.state.lock();
             state.device = entry.map(|entry| entry.device);
             state.status.misses_syncs = !options.read_only && !hears_of_syncs;
         }
@@ -227,7 +228,7 @@ impl Keeper {
         mut worker: Worker,
     ) {
         let (asks, asked) = channel();
-        lock(&mount.state).events = Some(asks.clone());
+        mount.state.lock().events = Some(asks.clone());
         mount.set_worker(&mut worker, &asks);
         self.notify_waiters();
         let (keeper, mount) = (self.clone(), mount.clone());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::mounting::MountResources;
 use super::supervision::WorkerSupervision;
 use super::upgrade::UpgradeRequest;
-use super::{Keeper, Mount, MountPhase, SupervisorEvent, VOLUME_CLOSE_TIMEOUT, lock};
+use super::{Keeper, Mount, MountPhase, SupervisorEvent, VOLUME_CLOSE_TIMEOUT};
 use crate::protocol::{self, MountStatus, Reply, WorkerStatus};
 use crate::worker_process::Worker;
 
@@ -30,12 +30,12 @@ impl Keeper {
         }
         {
             // Under the lock: a watcher that registers now sees the end, or is notified.
-            let watchers = lock(&self.watchers);
+            let watchers = self.watchers.lock();
             for watcher in &*watchers {
                 // Fails only if the manager is gone.
                 let _ = protocol::send_line(watcher, &Reply::Ended { why: why.clone() });
             }
-            let mut state = lock(&mount.state);
+            let mut state = mount.state.lock();
             state.phase = MountPhase::Ended { why: why.clone(), dead };
             (state.events, state.worker) = (None, None);
             if dead {
@@ -51,7 +51,7 @@ impl Keeper {
     /// Wakes all waiting threads.
     pub(super) fn notify_waiters(&self) {
         // Under the lock: a waiter that is just checking its condition could miss the wake-up.
-        let mount = lock(&self.mount);
+        let mount = self.mount.lock();
         self.changed.notify_all();
         drop(mount);
     }
@@ -98,14 +98,14 @@ impl Keeper {
                 }
             };
             let ended = began.elapsed();
-            worker = match held.supervision.start_successor(lock(&mount.state).status.read_only) {
+            worker = match held.supervision.start_successor(mount.state.lock().status.read_only) {
                 Ok(worker) => worker,
                 Err(error) => return Some(format!("{why}; none could take over: {error}")),
             };
             mount.set_worker(&mut worker, asks);
             held.send_connection(&worker, mount);
             let pid = worker.pid();
-            lock(&mount.state).status.restarts += deaths;
+            mount.state.lock().status.restarts += deaths;
             // Logged beside the error.
             log::warn!(
                 "{at}: process {pid} has taken over within {:.1} ms, {:.1} of them until the one \
@@ -182,7 +182,7 @@ impl Keeper {
                     // Some disks send a request for it, which has a price.
                     if waiting.is_some() || asked_disk.elapsed() >= DISK_STATUS_INTERVAL {
                         asked_disk = Instant::now();
-                        lock(&mount.state).status.disk = worker.disk_failure();
+                        mount.state.lock().status.disk = worker.disk_failure();
                     }
                 }
                 answer => {
@@ -204,7 +204,7 @@ impl Keeper {
     }
 
     pub(super) fn update_status(&self, mount: &Mount, state: &str, told: Option<WorkerStatus>) {
-        let status = &mut lock(&mount.state).status;
+        let status = &mut mount.state.lock().status;
         status.state = state.to_string();
         if let Some(told) = &told {
             status.read_only |= told.failure.is_some();
@@ -248,19 +248,19 @@ fn wait_for_exit_event(asked: &Receiver<SupervisorEvent>) {
 
 impl Mount {
     pub(super) fn worker_pid(&self) -> u32 {
-        lock(&self.state).status.worker_pid
+        self.state.lock().status.worker_pid
     }
 
     /// Returns true if a worker that died may have a successor.
     fn can_restart(&self) -> bool {
-        self.options.restart && !lock(&self.state).is_final_worker
+        self.options.restart && !self.state.lock().is_final_worker
     }
 
     /// Registers the worker, whose exit is sent to `asks`.
     pub(super) fn set_worker(&self, worker: &mut Worker, asks: &Sender<SupervisorEvent>) {
         let pid = worker.pid();
         {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.phase = MountPhase::Serving;
             state.worker = worker.pidfd().ok();
             let MountStatus { worker_pid, state, read_only, memory_bytes, .. } = &mut state.status;

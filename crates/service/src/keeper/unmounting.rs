@@ -1,15 +1,12 @@
 //! Unmounting and remounting read-only, on request.
 
 use std::path::Path;
-use std::sync::PoisonError;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
-use super::{
-    FUSE_INIT_TIMEOUT, Keeper, Mount, MountPhase, SupervisorEvent, VOLUME_CLOSE_TIMEOUT, lock,
-};
+use super::{FUSE_INIT_TIMEOUT, Keeper, Mount, MountPhase, SupervisorEvent, VOLUME_CLOSE_TIMEOUT};
 use crate::identity::describe_errno;
 use crate::loop_device;
 use crate::mount_table;
@@ -84,7 +81,7 @@ impl Keeper {
             self.notify_waiters();
             return Ok(why);
         }
-        let patient = !force && !lock(&mount.state).status.read_only;
+        let patient = !force && !mount.state.lock().status.read_only;
         let wait = if patient { VOLUME_CLOSE_TIMEOUT } else { WORKER_EXIT_TIMEOUT };
         if !self.wait_while(mount, Some(wait), Mount::is_served) {
             return Err(format!(
@@ -107,7 +104,7 @@ impl Keeper {
         if mount.phase() != MountPhase::Serving {
             return Err("nothing serves it; clear it with draconis umount".into());
         }
-        if lock(&mount.state).status.read_only == read_only {
+        if mount.state.lock().status.read_only == read_only {
             return Ok(());
         }
         if !rustix::process::geteuid().is_root() {
@@ -122,7 +119,7 @@ impl Keeper {
             })
         };
         let worker = || {
-            let asks = lock(&mount.state).events.clone();
+            let asks = mount.state.lock().events.clone();
             let (done, wait) = channel();
             let sent = asks
                 .is_some_and(|asks| asks.send(SupervisorEvent::ReadOnly(read_only, done)).is_ok());
@@ -137,7 +134,7 @@ impl Keeper {
             worker()?;
             kernel()?;
         }
-        lock(&mount.state).status.read_only = read_only;
+        mount.state.lock().status.read_only = read_only;
         Ok(())
     }
 
@@ -149,17 +146,17 @@ impl Keeper {
         condition: impl Fn(&Mount) -> bool,
     ) -> bool {
         let until = wait.map(|wait| Instant::now() + wait);
-        let mut held = lock(&self.mount);
+        let mut held = self.mount.lock();
         while condition(mount) {
-            held = match until {
-                None => self.changed.wait(held).unwrap_or_else(PoisonError::into_inner),
+            match until {
+                None => self.changed.wait(&mut held),
                 Some(until) => {
                     let Some(left) = until.checked_duration_since(Instant::now()) else {
                         return false;
                     };
-                    self.changed.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.changed.wait_for(&mut held, left);
                 }
-            };
+            }
         }
         true
     }
@@ -181,7 +178,7 @@ impl Keeper {
         sync_mount(&mount.mount_point);
         let detached = self.mounter.detach(&mount.mount_point, true);
         detached.map_err(|why| why.message(&mount.mount_point))?;
-        let asks = lock(&mount.state).events.clone();
+        let asks = mount.state.lock().events.clone();
         let (done, wait) = channel();
         if asks.is_some_and(|asks| asks.send(SupervisorEvent::Close(done)).is_ok()) {
             // The supervisor drops the sender when it is done: that is the reply.

@@ -7,13 +7,14 @@
 //! Law 1: before that, the other program is asked whether it understands the handover.
 //! Law 2: nothing is given up until it runs: if it cannot be started, this program continues.
 
+use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use draconis_exchange::contract::{Contract, disk};
@@ -23,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mounting::MountResources;
 use super::supervision::{SupervisionState, WorkerSupervision};
-use super::{Keeper, Mount, MountPhase, MountState, SupervisorEvent, lock};
+use super::{Keeper, Mount, MountPhase, MountState, SupervisorEvent};
 use crate::claimed_volume::{VolumeGuards, VolumeSource};
 use crate::connection::NotificationRelays;
 use crate::mounter::Mounter;
@@ -123,7 +124,7 @@ impl Keeper {
             Err(error) => return format!("{at}: {error}"),
         };
         let (done, failed) = channel();
-        let asks = lock(&mount.state).events.clone();
+        let asks = mount.state.lock().events.clone();
         let request = UpgradeRequest { program, client };
         let asked =
             asks.is_some_and(|asks| asks.send(SupervisorEvent::Upgrade(request, done)).is_ok());
@@ -151,7 +152,7 @@ impl Keeper {
         };
         let optional_fds = [disk, backing, guard, Some(client)];
         let state = {
-            let state = lock(&mount.state);
+            let state = mount.state.lock();
             HandoverState {
                 volume: mount.volume.clone(),
                 file: mount.file.clone(),
@@ -264,7 +265,7 @@ impl Keeper {
         mut held: MountResources,
     ) -> Result<(), String> {
         let at = mount.mount_point.display();
-        let read_only = lock(&mount.state).status.read_only;
+        let read_only = mount.state.lock().status.read_only;
         match held.supervision.start_successor(read_only) {
             Ok(worker) => {
                 held.send_connection(&worker, mount);

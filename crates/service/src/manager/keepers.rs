@@ -1,15 +1,16 @@
 //! The manager's keepers: finds, starts, queries and watches them.
 
+use parking_lot::Mutex;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{KEEPER_STATUS_TIMEOUT, MAX_LOST_MOUNTS, Manager, lock};
+use super::{KEEPER_STATUS_TIMEOUT, MAX_LOST_MOUNTS, Manager};
 use crate::mount_table;
 use crate::protocol::{self, KeeperMount, LostMount, MountStatus, Reply, Request};
 
@@ -53,11 +54,11 @@ impl KeeperHandle {
     }
 
     pub(super) fn set_phase(&self, phase: KeeperPhase) {
-        *lock(&self.phase) = phase;
+        *self.phase.lock() = phase;
     }
 
     pub(super) fn is_dead(&self) -> bool {
-        *lock(&self.phase) == KeeperPhase::Ended
+        *self.phase.lock() == KeeperPhase::Ended
     }
 
     /// Returns true if its process runs.
@@ -67,7 +68,7 @@ impl KeeperHandle {
 
     /// Returns true if it was unmounted and is about to release its volume.
     pub(super) fn is_ending(&self) -> bool {
-        *lock(&self.phase) != KeeperPhase::Starting
+        *self.phase.lock() != KeeperPhase::Starting
             && mount_table::find_mount_at(&self.mount.mount_point).is_none()
     }
 
@@ -156,7 +157,7 @@ impl Manager {
                 Ok(Reply::Kept(kept)) => {
                     let entry = Arc::new(KeeperHandle::new(socket, kept));
                     entry.set_phase(KeeperPhase::Serving);
-                    lock(&self.keepers).insert(id, entry.clone());
+                    self.keepers.lock().insert(id, entry.clone());
                     self.watch_keeper(id, &entry);
                 }
                 other => log::warn!("{}: a keeper answers {other:?}", socket.display()),
@@ -196,7 +197,7 @@ impl Manager {
         let Some(why) = why.filter(|_| mount_table::find_mount_at(&mount_point).is_none()) else {
             return;
         };
-        let mut lost = lock(&self.lost);
+        let mut lost = self.lost.lock();
         lost.push(LostMount { volume, mount_point, why });
         let too_many = lost.len().saturating_sub(MAX_LOST_MOUNTS);
         lost.drain(..too_many);

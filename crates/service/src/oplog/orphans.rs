@@ -9,9 +9,9 @@
 //! Law 2: a part is cleared once the disk has accepted the change at which the other was begun.
 //! Law 3: an overflowing part is marked as incomplete.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::InodeNumber;
@@ -121,7 +121,7 @@ impl OrphanTable {
     }
 
     fn lock_state(&self) -> MutexGuard<'_, OrphanState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,10 +1,11 @@
 //! The main loop of the store process: opens the store, and serves disks until none is left.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use draconis_device::{Disk, FileOptions, OpenedFile, serve_remote_disk};
@@ -197,7 +198,7 @@ impl StoreServer {
         let until = Instant::now() + HELLO_TIMEOUT;
         let session = accept_as_host(socket, until).map_err(|error| error.to_string())?;
         let mark = Arc::new(AtomicU64::new(0));
-        let mut disks = lock(&self.disks.all);
+        let mut disks = self.disks.all.lock();
         let mut living = disks.values().filter(|other| !other.has_ended);
         if living.clone().count() >= MAX_ATTACHED_DISKS {
             return Err(format!(
@@ -212,7 +213,7 @@ impl StoreServer {
         let (marking, all) = (mark.clone(), self.disks.clone());
         let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
             serve_disk(&AcceptedMarkDisk::new(disk, marking), &session);
-            if let Some(served) = lock(&all.all).get_mut(&number) {
+            if let Some(served) = all.all.lock().get_mut(&number) {
                 served.has_ended = true;
             }
             all.ended.notify_all();
@@ -229,13 +230,13 @@ impl StoreServer {
     /// Starts a command; returns its number.
     fn start_command(&self, text: &[u8]) -> Result<u64, String> {
         let change: DiskCommand = serde_json::from_slice(text).map_err(|_| UNKNOWN_REQUEST)?;
-        let mut all = lock(&self.changes.all);
+        let mut all = self.changes.all.lock();
         let number = all.last_key_value().map_or(0, |(last, _)| *last) + 1;
         let (store, changes) = (self.store.clone(), self.changes.clone());
         let thread = std::thread::Builder::new().name("change".into()).spawn(move || {
             let done = change.execute(&store).map_err(|error| error.to_string());
             // If the entry is missing, no caller waits.
-            if let Some(change) = lock(&changes.all).get_mut(&number) {
+            if let Some(change) = changes.all.lock().get_mut(&number) {
                 *change = Some(done);
             }
             changes.ended.notify_all();
@@ -250,13 +251,9 @@ impl StoreServer {
         let goes_on = |all: &mut BTreeMap<u64, Option<Result<(), String>>>| {
             matches!(all.get(&number), Some(None))
         };
-        let waited = self.changes.ended.wait_timeout_while(
-            lock(&self.changes.all),
-            COMMAND_POLL_TIMEOUT,
-            goes_on,
-        );
-        let (mut all, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() {
+        let mut all = self.changes.all.lock();
+        self.changes.ended.wait_while_for(&mut all, goes_on, COMMAND_POLL_TIMEOUT);
+        if goes_on(&mut all) {
             return Ok(1);
         }
         all.remove(&number).flatten().unwrap_or_else(|| Err(UNKNOWN_REQUEST.into())).map(|()| 0)
@@ -264,16 +261,15 @@ impl StoreServer {
 
     /// Waits until a disk is not served any more; returns its mark, and forgets it.
     fn wait_detached(&self, number: u64) -> Result<u64, String> {
-        let disks = lock(&self.disks.all);
+        let mut disks = self.disks.all.lock();
         if !disks.contains_key(&number) {
             return Err(format!("no disk {number} was served"));
         }
         let is_served = |disks: &mut BTreeMap<u64, AttachedDiskState>| {
             disks.get(&number).is_some_and(|served| !served.has_ended)
         };
-        let waited = self.disks.ended.wait_timeout_while(disks, DETACH_TIMEOUT, is_served);
-        let (mut disks, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() {
+        self.disks.ended.wait_while_for(&mut disks, is_served, DETACH_TIMEOUT);
+        if is_served(&mut disks) {
             return Err(format!("disk {number} is still served"));
         }
         Ok(disks.remove(&number).map_or(0, |served| served.mark.load(Ordering::Acquire)))
@@ -281,12 +277,12 @@ impl StoreServer {
 
     /// Waits until no disk is served, and writes a checkpoint.
     fn close(self) {
-        let disks = lock(&self.disks.all);
+        let mut disks = self.disks.all.lock();
         let is_served = |disks: &mut BTreeMap<u64, AttachedDiskState>| {
             disks.values().any(|served| !served.has_ended)
         };
-        let waited = self.disks.ended.wait_while(disks, is_served);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        self.disks.ended.wait_while(&mut disks, is_served);
+        drop(disks);
         if !self.store.is_read_only()
             && let Err(error) = self.store.sync().and_then(|()| self.store.checkpoint())
         {
@@ -297,10 +293,6 @@ impl StoreServer {
 }
 
 const UNKNOWN_REQUEST: &str = "what was asked is not known here";
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Serves one disk until its client has closed it, violated the contract, or died.
 fn serve_disk(disk: &AcceptedMarkDisk<ObjectDisk>, session: &Arc<Session>) {

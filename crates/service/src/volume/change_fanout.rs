@@ -3,7 +3,8 @@
 //! Law: they are notified before a reader of the volume sees the change. So a client that reads
 //! after a notification never gets older data than it has seen.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, OnceLock};
 
 use draconis_exchange::channel::ChangeNotifier;
 use draconis_ext::{ChangeRecord, ChangeRecorder, InodeNumber};
@@ -29,7 +30,7 @@ impl ChangeFanout {
     }
 
     fn lock_clients(&self) -> MutexGuard<'_, Vec<ChangeNotifier>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clients.lock()
     }
 }
 

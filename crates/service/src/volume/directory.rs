@@ -1,7 +1,7 @@
 //! The directory contract, served by a volume: maps messages to the library's operations.
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
 
 use draconis_exchange::contract::directory::{
     Create, CreateTmpfile, DirEntry, DirectoryServer, EntryWriter, Enumerate, GetAttributes,
@@ -313,7 +313,7 @@ impl DamagedDirectories {
     const MAX_DIRECTORIES: usize = 4096;
 
     fn add(&self, dir: InodeNumber) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         if known.len() < Self::MAX_DIRECTORIES {
             known.insert(dir);
         }
@@ -322,7 +322,7 @@ impl DamagedDirectories {
     /// Returns true if the directory is in the set and still damaged: its inode number may be
     /// reused.
     fn contains(&self, dir: InodeNumber, volume: &Volume) -> bool {
-        if !self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&dir) {
+        if !self.0.lock().contains(&dir) {
             return false;
         }
         let mut is_damaged = false;
@@ -331,7 +331,7 @@ impl DamagedDirectories {
             !is_damaged
         });
         if listed.is_ok() && !is_damaged {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&dir);
+            self.0.lock().remove(&dir);
         }
         is_damaged
     }

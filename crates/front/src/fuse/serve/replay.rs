@@ -10,7 +10,7 @@
 //! Law 2: a replay ends as the change did. A change that failed is not replayed; one that succeeded
 //! and fails in the replay makes the volume read-only.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
@@ -45,17 +45,13 @@ pub(super) struct PendingReplies {
     is_resend_possible: AtomicBool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
-}
-
 impl PendingReplies {
     /// Sends the pending answer of a resent request. Returns false if there is none.
     pub(super) fn send_pending(&self, link: &Connection<'_>, header: Header) -> bool {
         if InjectedFault::PendingReplies.is_made() {
             return false;
         }
-        let Some(answer) = lock(&self.by_request).remove(&(header.unique & !UNIQUE_RESEND)) else {
+        let Some(answer) = self.by_request.lock().remove(&(header.unique & !UNIQUE_RESEND)) else {
             return false;
         };
         // The reply must have the id of the resent request.
@@ -77,10 +73,10 @@ impl PendingReplies {
             return;
         }
         self.is_resend_possible.store(false, Ordering::Relaxed);
-        lock(&self.by_request).clear();
+        self.by_request.lock().clear();
         let Some(recorder) = recorder else { return };
         recorder.end_replay();
-        let unannounced_orphans = std::mem::take(&mut *lock(&self.unannounced_orphans));
+        let unannounced_orphans = std::mem::take(&mut *self.unannounced_orphans.lock());
         let nameless =
             recorder.orphans().into_iter().filter(|node| !unannounced_orphans.contains(node));
         nameless.for_each(|node| notifier.send(NotifyTask::CheckOrphan(node)));
@@ -139,9 +135,9 @@ impl<T: Tree + Sync> Server<'_, T> {
         };
         let Some(answer) = answer.filter(|_| !inherited.answered) else { return };
         if let Some(made) = inherited.created {
-            lock(&self.pending_replies.unannounced_orphans).push(made);
+            self.pending_replies.unannounced_orphans.lock().push(made);
         }
-        lock(&self.pending_replies.by_request).insert(inherited.unique, answer);
+        self.pending_replies.by_request.lock().insert(inherited.unique, answer);
     }
 
     /// Applies a change again that the tree lacks; returns its answer.
@@ -191,7 +187,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         recorder: &dyn RequestLog,
         later: &[LoggedRequest],
     ) {
-        let unannounced_orphans = lock(&self.pending_replies.unannounced_orphans).clone();
+        let unannounced_orphans = self.pending_replies.unannounced_orphans.lock().clone();
         let nodes =
             recorder.orphans().into_iter().filter(|node| !unannounced_orphans.contains(node));
         let forgotten = nodes.filter(|node| match find_next_use(later, *node) {
