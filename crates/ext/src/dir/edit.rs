@@ -128,7 +128,7 @@ impl RawRecord {
     }
 
     fn found_record(&self, previous: Option<usize>, filetype: bool) -> FoundRecord {
-        let kind = if filetype { dirent::file_type_from_code(self.kind) } else { None };
+        let kind = if filetype { FileType::from_number(self.kind.into()) } else { None };
         FoundRecord { at: self.at, previous, inode: InodeNumber(self.inode), kind }
     }
 

@@ -9,7 +9,6 @@
 )]
 
 use crate::units::{saturating_u32, saturating_usize};
-use crate::{Error, Result};
 
 const WORD_BITS: u32 = 64;
 
@@ -167,38 +166,6 @@ pub fn fill(bytes: &mut [u8], run: BitRun, value: bool) {
     }
 }
 
-/// Sets a run within the first `bits` bits of a block, all of which must be clear.
-///
-/// # Errors
-/// [`Error::Corrupt`] if a bit is set already or not valid; the block is unchanged.
-pub fn set_range(bytes: &mut [u8], bits: u32, run: BitRun) -> Result<()> {
-    change_range(bytes, bits, run, true)
-}
-
-/// Clears a run within the first `bits` bits of a block, all of which must be set.
-///
-/// # Errors
-/// [`Error::Corrupt`] if a bit is clear already or not valid; the block is unchanged.
-pub fn clear_range(bytes: &mut [u8], bits: u32, run: BitRun) -> Result<()> {
-    change_range(bytes, bits, run, false)
-}
-
-fn change_range(bytes: &mut [u8], bits: u32, run: BitRun, value: bool) -> Result<()> {
-    if !Bitmap::new(bytes, bits).is_all(run, !value) {
-        return Err(Error::corrupt(if value {
-            "bitmap: already in use"
-        } else {
-            "bitmap: already free"
-        }));
-    }
-    // All bits of the mask change.
-    for (nth, mask) in word_masks(run) {
-        let rest = bytes.get_mut(saturating_usize(u64::from(nth) * 8)..).unwrap_or_default();
-        rest.iter_mut().zip(mask.to_le_bytes()).for_each(|(byte, mask)| *byte ^= mask);
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use draconis_device::Random;
@@ -277,39 +244,6 @@ mod tests {
                 assert_eq!(map.get(from), naive_bits.get(from as usize).copied());
             }
         }
-    }
-
-    #[test]
-    fn range_changes_affect_exactly_their_bits() {
-        let mut random = Random::new(2);
-        let mut done = 0;
-        for _ in 0..20_000 {
-            let (mut block, mut bits, valid) = random_run_bitmap(&mut random, 24, 60);
-            let run = BitRun {
-                start: random_below(&mut random, 200),
-                len: random_below(&mut random, 90),
-            };
-            let value = random_below(&mut random, 2) == 1;
-            let range = run.start as usize..(run.start + run.len) as usize;
-            let sound = bits.get(range.clone()).is_some_and(|it| it.iter().all(|it| *it != value));
-            let before = block.clone();
-            let change = if value { set_range } else { clear_range };
-            assert_eq!(change(&mut block, valid, run).is_ok(), sound);
-            if !sound {
-                assert_eq!(block, before);
-                continue;
-            }
-            done += 1;
-            bits[range].fill(value);
-            let map = Bitmap::new(&block, valid);
-            assert!((0..valid).all(|nth| map.get(nth) == Some(bits[nth as usize])));
-            // Invalid bits stay unchanged.
-            let map = (Bitmap::new(&block, 192), Bitmap::new(&before, 192));
-            assert!((valid..192).all(|nth| map.0.get(nth) == map.1.get(nth)));
-        }
-        assert!(done > 1000);
-        let end = BitRun { start: u32::MAX, len: 2 };
-        assert!(set_range(&mut [0; 8], 64, end).is_err());
     }
 
     /// `cargo test --release -- --ignored --nocapture a_block_of_bits`.

@@ -99,7 +99,8 @@ impl<'a> Dirents<'a> {
         if inode > self.inodes {
             return Some(ChainItem::Damaged("directory entry: inode number"));
         }
-        let kind = if self.filetype { file_type_from_code(*whole.get(7)?) } else { None };
+        let kind =
+            if self.filetype { FileType::from_number((*whole.get(7)?).into()) } else { None };
         Some(ChainItem::Used(Dirent { at, next: self.at, inode: InodeNumber(inode), kind, name }))
     }
 }
@@ -121,20 +122,6 @@ impl<'a> Iterator for Dirents<'a> {
         }
         None
     }
-}
-
-/// Decodes the file type of an entry.
-pub(crate) const fn file_type_from_code(file_type: u8) -> Option<FileType> {
-    Some(match file_type {
-        1 => FileType::File,
-        2 => FileType::Directory,
-        3 => FileType::CharDevice,
-        4 => FileType::BlockDevice,
-        5 => FileType::Fifo,
-        6 => FileType::Socket,
-        7 => FileType::Symlink,
-        _ => return None,
-    })
 }
 
 /// Returns the minimum record length for a name of this length.

@@ -177,16 +177,8 @@ impl TreeNode {
 
     /// Returns `i_mode`.
     pub(super) fn raw_mode(&self) -> u16 {
-        let kind = match self.kind_data.kind() {
-            FileType::Fifo => 0o010000,
-            FileType::CharDevice => 0o020000,
-            FileType::Directory => 0o040000,
-            FileType::BlockDevice => 0o060000,
-            FileType::File => 0o100000,
-            FileType::Symlink => 0o120000,
-            FileType::Socket => 0o140000,
-        };
-        kind | self.mode & 0o7777
+        let [low, high, ..] = self.kind_data.kind().mode_bits().to_le_bytes();
+        u16::from_le_bytes([low, high]) | self.mode & 0o7777
     }
 }
 
