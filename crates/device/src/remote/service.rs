@@ -399,10 +399,13 @@ mod tests {
     use super::*;
     use crate::{Error, ForwardingDisk, MemoryDisk, Refused, SubmitOptions};
 
-    /// Records the groups - dependencies, offset and length of each write - and the durable waits.
+    /// Dependencies of a group, and offset and length of each write.
+    type RecordedGroup = (Vec<Ticket>, Vec<(u64, usize)>);
+
+    /// Records the groups and the durable waits.
     struct RecordingDisk {
         disk: MemoryDisk,
-        groups: Mutex<Vec<(Vec<Ticket>, Vec<(u64, usize)>)>>,
+        groups: Mutex<Vec<RecordedGroup>>,
         waits: Mutex<Vec<Ticket>>,
     }
 
