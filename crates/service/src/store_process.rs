@@ -152,9 +152,8 @@ impl StoreProcess {
             .stdout(Stdio::null())
             .spawn()?;
         // A child that is not reaped keeps its pid.
-        let pid = Pid::from_raw(child.id().cast_signed())
-            .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(std::io::Error::from)?;
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let pidfd = pidfd.map_err(std::io::Error::from)?;
         let (control, below) = (Mutex::new(control), Mutex::default());
         Ok(Self { child, pidfd, control, backing_disk: below, reply_timeout: patience })
     }

@@ -239,10 +239,8 @@ impl Worker {
             .spawn()?;
         let pid = child.id();
         // A child that is not reaped keeps its pid.
-        let raw = Pid::from_raw(pid as i32)
-            .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
-        let pidfd =
-            rustix::process::pidfd_open(raw, PidfdFlags::empty()).map_err(std::io::Error::from)?;
+        let pidfd = rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let pidfd = pidfd.map_err(std::io::Error::from)?;
         let guest = pidfd.try_clone()?;
         let given = |volume: BorrowedFd<'_>| {
             let fixed = [volume, session_theirs.as_fd(), log.as_fd()];

@@ -90,7 +90,7 @@ fn start_child(cpu: usize) -> anyhow::Result<(Arc<Session>, Child)> {
         .args(["channel-child", &cpu.to_string()])
         .stdin(socket)
         .spawn()?;
-    let pid = Pid::from_raw(child.id() as i32).context("a child has a number")?;
+    let pid = Pid::from_child(&child);
     let peer = pidfd_open(pid, PidfdFlags::empty())?;
     Ok((offer.start(peer), child))
 }

@@ -133,7 +133,7 @@ impl ReadWorker {
             .arg(image)
             .stdin(socket)
             .spawn()?;
-        let pid = Pid::from_raw(child.id() as i32).context("a child has a number")?;
+        let pid = Pid::from_child(&child);
         Ok(Self { session: offer.start(pidfd_open(pid, PidfdFlags::empty())?), child })
     }
 

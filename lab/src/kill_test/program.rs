@@ -69,7 +69,7 @@ fn run_once(
 
 /// Kills a shell and its children.
 fn kill(child: &mut Child) -> anyhow::Result<()> {
-    let group = Pid::from_raw(child.id() as i32).context("a process without a number")?;
+    let group = Pid::from_child(&child);
     rustix::process::kill_process_group(group, Signal::KILL)?;
     child.wait()?;
     Ok(())
