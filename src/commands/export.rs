@@ -330,6 +330,8 @@ impl Server {
                 Ok(()) => log::info!("a client disconnected"),
                 Err(error) => log::warn!("a connection was closed: {error}"),
             }
+            // The main thread drops the disks last, which closes them.
+            drop(exports);
             drop(end);
         });
         if let Err(error) = thread {
