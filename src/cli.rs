@@ -6,10 +6,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::bucket;
 use crate::commands::{
-    cat, check, chmod, chown, complete_path, completions, cp, disk_process, format, get, grow,
-    info, keeper, kv, lab, ln, ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, shrink,
-    stat, status, store, store_keeper, store_process, tar, touch, tree, truncate, tune, umount,
-    untar, upgrade, worker,
+    cat, check, chmod, chown, complete_path, completions, cp, disk_process, export, format, get,
+    grow, info, keeper, kv, lab, ln, ls, manpages, mkdir, mount, mv, put, rm, serve, set_label,
+    shrink, stat, status, store, store_keeper, store_process, tar, touch, tree, truncate, tune,
+    umount, untar, upgrade, worker,
 };
 
 /// Version and build.
@@ -47,6 +47,7 @@ pub enum Command {
     Status(status::Arguments),
     Upgrade(upgrade::Arguments),
     Serve(serve::Arguments),
+    Export(export::Arguments),
     Info(info::Arguments),
     Check(check::Arguments),
     Ls(ls::Arguments),
@@ -100,6 +101,7 @@ impl Command {
             Self::Status(arguments) => status::run(&arguments),
             Self::Upgrade(arguments) => upgrade::run(&arguments),
             Self::Serve(arguments) => serve::run(&arguments),
+            Self::Export(arguments) => export::run(&arguments),
             Self::Info(arguments) => info::run(&arguments),
             Self::Check(arguments) => Ok(check::run(&arguments)),
             Self::Ls(arguments) => ls::run(&arguments),

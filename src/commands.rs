@@ -8,6 +8,7 @@ pub mod complete_path;
 pub mod completions;
 pub mod cp;
 pub mod disk_process;
+pub mod export;
 pub mod format;
 pub mod get;
 pub mod grow;

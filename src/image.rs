@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use draconis_access::compressed::detect;
+use draconis_access::compressed::{CompressedImage, detect};
 use draconis_access::destination::{ReadSources, refuse_output};
 use draconis_access::host_file::{check_file_type, open_file};
 pub use draconis_access::host_file::{claim_exclusive, len_bytes, open_exclusive};
@@ -22,7 +22,7 @@ use draconis_container::is_seekable;
 use draconis_device::{Disk, LockMode, lock_file};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
-use draconis_service::sandbox::{self, SandboxProfile};
+use draconis_service::sandbox::{self, Confinement, SandboxProfile};
 use draconis_service::volume::{self, LocatedVolume, VolumeTree};
 use rustix::io::Errno;
 
@@ -96,7 +96,7 @@ pub fn open_store_disk_exclusive(name: StoreDiskName) -> anyhow::Result<UnreadSt
 }
 
 /// Opens the store of a disk for reading, shared with other readers.
-fn open_store_disk_shared(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
+pub fn open_store_disk_shared(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
     let Some(address) = bucket::bucket_url(&name.store) else { return name.open_shared() };
     let (disk, claim) = bucket::start_disk_process(address, false)?;
     name.open_remote(disk, false, claim)
@@ -165,37 +165,68 @@ pub fn locate_volume(
         let part = volume::locate_volume(store.start()?, &[], &place.options());
         return part.with_context(|| shown.to_string());
     }
-    let file = File::open(image).with_context(|| shown.to_string())?;
-    check_file_type(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
-    match lock_file(&file, LockMode::Shared) {
-        Err(Errno::WOULDBLOCK) => {
-            bail!("{shown} is mounted or being changed; see draconis status")
-        }
-        claimed => claimed.with_context(|| shown.to_string())?,
-    }
     // Opened before confinement, read afterwards.
-    let packed = detect(&file, image)?;
+    let file = UnreadFile::open(image)?;
     let behind = BackingFiles::open(image, &place.backing)?;
     sandbox::confine(&profile, None)?;
-    let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
-        Ok(Arc::new(open_file(file, image, false)?.start()))
-    };
-    let whole = start(file)?;
-    let whole = match packed {
-        Some(packed) if !is_seekable(whole.clone()).with_context(|| shown.to_string())? => {
-            let mut progress = ByteProgress::unbounded(ProgressMode::Auto);
-            start(packed.unpack(image, &mut |bytes| progress.add(bytes))?)?
-        }
-        _ => whole,
-    };
+    let whole = file.start(image)?;
     let part = volume::locate_volume(whole, &behind.start_disks(), &place.options());
     part.with_context(|| shown.to_string())
+}
+
+/// A file or device that is open and locked for reading, but not yet read. It may be compressed.
+pub struct UnreadFile {
+    file: File,
+    packed: Option<CompressedImage>,
+}
+
+impl UnreadFile {
+    /// Opens `image`, shared with other readers.
+    pub fn open(image: &Path) -> anyhow::Result<Self> {
+        let shown = image.display();
+        let file = File::open(image).with_context(|| shown.to_string())?;
+        check_file_type(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
+        match lock_file(&file, LockMode::Shared) {
+            Err(Errno::WOULDBLOCK) => {
+                bail!("{shown} is mounted or being changed; see draconis status")
+            }
+            claimed => claimed.with_context(|| shown.to_string())?,
+        }
+        let packed = detect(&file, image)?;
+        Ok(Self { file, packed })
+    }
+
+    /// Returns true if the file is compressed.
+    pub fn is_compressed(&self) -> bool {
+        self.packed.is_some()
+    }
+
+    /// Returns the disk of the file; decompresses the file unless it can be read in place.
+    pub fn start(self, image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
+        let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
+            Ok(Arc::new(open_file(file, image, false)?.start()))
+        };
+        let whole = start(self.file)?;
+        let shown = || image.display().to_string();
+        match self.packed {
+            Some(packed) if !is_seekable(whole.clone()).with_context(shown)? => {
+                let mut progress = ByteProgress::unbounded(ProgressMode::Auto);
+                start(packed.unpack(image, &mut |bytes| progress.add(bytes))?)
+            }
+            _ => Ok(whole),
+        }
+    }
 }
 
 /// Confines this process to its open files, which it may resize.
 pub fn confine_resizer() -> anyhow::Result<()> {
     sandbox::confine(&SandboxProfile::Resizer, None)?;
     Ok(())
+}
+
+/// Confines this process to its open files and listening sockets.
+pub fn confine_export() -> anyhow::Result<Confinement> {
+    Ok(sandbox::confine(&SandboxProfile::Export, None)?)
 }
 
 /// Confines this process to its open files.

@@ -67,6 +67,19 @@ pub const COMMAND_EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         )],
     ),
     (
+        "draconis-export",
+        &[
+            (
+                "Export an image at a Unix socket while a command runs, such as qemu-img or nbdcopy",
+                "draconis export --nbd unix:disk.sock --run 'echo \"$uri\"' disk.img",
+            ),
+            (
+                "Export it read-only at a free TCP port of this machine",
+                "draconis export -r --nbd tcp:127.0.0.1:0 --run 'echo \"$uri\"' disk.img",
+            ),
+        ],
+    ),
+    (
         "draconis-info",
         &[
             ("Show what an image holds", "draconis info disk.img"),

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use draconis_device::Disk;
+use draconis_device::{AllocationRun, Disk, Extent};
 
 use crate::Error;
 use crate::backing::reference::BackingFile;
@@ -121,6 +121,28 @@ fn read_backing(behind: Option<&Arc<dyn Disk>>, from: u64, room: &mut [u8]) -> R
     }
 }
 
+/// Returns the state of the start of `at`, which is at `place` for `run` bytes.
+pub(crate) fn allocation_of(
+    place: Location,
+    run: u64,
+    at: Extent,
+    behind: Option<&Arc<dyn Disk>>,
+) -> Result<AllocationRun, Error> {
+    let len_bytes = run.clamp(1, at.len_bytes.max(1));
+    let is_hole = match place {
+        Location::File(_) | Location::Compressed { .. } => false,
+        Location::Zeros => true,
+        Location::Backing(from) => match behind {
+            Some(behind) if from < behind.properties().len_bytes => {
+                let left = behind.properties().len_bytes - from;
+                return Ok(behind.allocation_run(Extent::new(from, len_bytes.min(left)))?);
+            }
+            _ => true,
+        },
+    };
+    Ok(AllocationRun { len_bytes, is_hole })
+}
+
 /// Contents of a disk inside a file.
 struct ImageSource<M> {
     file: ImageFile,
@@ -152,5 +174,10 @@ impl<M: ImageMap> ReadSource for ImageSource<M> {
             done += len;
         }
         Ok(())
+    }
+
+    fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {
+        let (place, run) = self.map.find(&self.file, at.start_bytes)?;
+        allocation_of(place, run, at, self.behind.as_ref())
     }
 }

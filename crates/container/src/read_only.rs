@@ -1,6 +1,9 @@
 //! Read-only disks over a source of bytes.
 
-use draconis_device::{Atomic, Disk, Extent, Pending, Properties, ReadAnswer, Refused, Urgency};
+use draconis_device::{
+    AllocationRun, Atomic, Disk, Error as DiskError, Extent, Pending, Properties, ReadAnswer,
+    Refused, Urgency,
+};
 use draconis_types::Block;
 
 use crate::Error;
@@ -12,6 +15,11 @@ pub(crate) const SECTOR_BYTES: u32 = 512;
 pub(crate) trait ReadSource: Send + Sync {
     /// Fills `into` from disk offset `at_bytes`; the range is inside the disk.
     fn read_exact_at(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error>;
+
+    /// Returns the state of the start of `at`, as [`Disk::allocation_run`] does.
+    fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {
+        Ok(AllocationRun::stored(at))
+    }
 }
 
 /// A read-only disk of a source.
@@ -53,5 +61,10 @@ impl<F: ReadSource> Disk for ReadOnlyDisk<F> {
             Ok(()) => Ok(into),
             Err(error) => Err(Refused { payload: Some(into), error }),
         })
+    }
+
+    fn allocation_run(&self, at: Extent) -> Result<AllocationRun, DiskError> {
+        self.properties.check_extents(&[at])?;
+        self.from.allocation_run(at).map_err(|error| error.into_read_error(at))
     }
 }

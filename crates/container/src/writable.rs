@@ -21,13 +21,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_device::{
-    Atomic, ChainBounds, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer,
-    Refused, SubmitOptions, Ticket, Urgency, Write,
+    AllocationRun, Atomic, ChainBounds, Disk, Error as DiskError, Extent, Group, Pending,
+    Properties, ReadAnswer, Refused, SubmitOptions, Ticket, Urgency, Write,
 };
 use draconis_types::Block;
 
 use crate::image_file::ImageFile;
-use crate::image_map::{DecompressedCache, Location};
+use crate::image_map::{DecompressedCache, Location, allocation_of};
 use crate::read_only::SECTOR_BYTES;
 use crate::{Error, SessionDisk};
 
@@ -475,6 +475,14 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
             }
         }
         self.inner_disk().discard(&there, after)
+    }
+
+    fn allocation_run(&self, at: Extent) -> Result<AllocationRun, DiskError> {
+        self.properties.check_extents(&[at])?;
+        let found = self.lock().tables.find(&self.file, at.start_bytes);
+        let run =
+            found.and_then(|(place, run)| allocation_of(place, run, at, self.backing.as_ref()));
+        run.map_err(|error| error.into_read_error(at))
     }
 }
 

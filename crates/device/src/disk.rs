@@ -79,6 +79,22 @@ pub struct Properties {
     pub discards: bool,
 }
 
+/// A range at the start of another, all of it stored or all of it a hole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AllocationRun {
+    /// Length in bytes, at least 1.
+    pub len_bytes: u64,
+    /// True if the range reads as zeros and takes no space.
+    pub is_hole: bool,
+}
+
+impl AllocationRun {
+    /// Returns the run of `at` on a disk that does not know its holes: all of it is stored.
+    pub const fn stored(at: Extent) -> Self {
+        Self { len_bytes: at.len_bytes, is_hole: false }
+    }
+}
+
 /// Urgency of a read.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Urgency {
@@ -382,6 +398,15 @@ pub trait Disk: Send + Sync {
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         let _ = (extents, after);
         Ok(())
+    }
+
+    /// Returns the state of the start of `at`, and how far it extends, at most to the end of `at`.
+    /// Sees the writes that reads see. A disk that does not know its holes says that all is stored.
+    ///
+    /// # Errors
+    /// Out of range, or a map of the disk cannot be read.
+    fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {
+        self.properties().check_extents(&[at]).map(|()| AllocationRun::stored(at))
     }
 
     /// Reserves space for `bytes` of future writes: a thin disk may have less space than its

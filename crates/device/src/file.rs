@@ -37,7 +37,8 @@ use crate::raw::RawFile;
 use crate::read_ahead::ReadAhead;
 use crate::writer::Writer;
 use crate::{
-    Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
+    AllocationRun, Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
+    Ticket, Urgency,
 };
 
 /// Sector size of every file disk in bytes; no device has a smaller one.
@@ -300,5 +301,10 @@ impl Disk for FileDisk {
             Some(writer) => writer.discard(extents, after, self.properties.discards),
             None => after.first().map_or(Ok(()), |&ticket| Err(Error::UnknownTicket(ticket))),
         }
+    }
+
+    fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {
+        self.disk_properties().check_extents(&[at])?;
+        Ok(self.file.allocation_run(at))
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use draconis_types::Block;
 
 use crate::{
-    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
-    SubmitOptions, Ticket, Urgency,
+    AllocationRun, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer,
+    Refused, SubmitOptions, Ticket, Urgency,
 };
 
 /// A disk that forwards every call it does not override to an inner disk, and so implements
@@ -107,6 +107,11 @@ pub trait ForwardingDisk: Send + Sync {
         self.inner_disk().discard(extents, after)
     }
 
+    /// As [`Disk::allocation_run`].
+    fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {
+        self.inner_disk().allocation_run(at)
+    }
+
     /// As [`Disk::reserve`].
     fn reserve(&self, bytes: u64) -> Result<u64, Error> {
         self.inner_disk().reserve(bytes)
@@ -178,6 +183,10 @@ impl<T: ForwardingDisk> Disk for T {
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         ForwardingDisk::discard(self, extents, after)
+    }
+
+    fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {
+        ForwardingDisk::allocation_run(self, at)
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64, Error> {

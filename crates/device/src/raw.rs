@@ -7,10 +7,10 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_types::{Block, PrivateBuffer};
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::{Error, Extent, ReadAnswer, Refused, Write};
+use crate::{AllocationRun, Error, Extent, ReadAnswer, Refused, Write};
 
 /// Granularity of discards: parts of a file system block would be zeroed instead of freed.
 pub(crate) const DISCARD_UNIT_BYTES: u64 = 4096;
@@ -260,6 +260,25 @@ impl RawFile {
             }
         }
         Ok(())
+    }
+
+    /// Returns the state of the start of `at`. All is stored where the system does not tell.
+    pub(crate) fn allocation_run(&self, at: Extent) -> AllocationRun {
+        let end = at.start_bytes.saturating_add(at.len_bytes);
+        let run = |until: u64, is_hole| {
+            let len_bytes = until.min(end).saturating_sub(at.start_bytes);
+            AllocationRun { len_bytes, is_hole }
+        };
+        match rustix::fs::seek(&self.fd, SeekFrom::Data(at.start_bytes)) {
+            Ok(data) if data > at.start_bytes => run(data, true),
+            Ok(_) => match rustix::fs::seek(&self.fd, SeekFrom::Hole(at.start_bytes)) {
+                Ok(hole) if hole > at.start_bytes => run(hole, false),
+                _ => AllocationRun::stored(at),
+            },
+            // No data until the end of the file.
+            Err(Errno::NXIO) => run(end, true),
+            Err(_) => AllocationRun::stored(at),
+        }
     }
 
     /// Punches a hole: returns the space of `extent` to the file system or device.

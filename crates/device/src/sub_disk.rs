@@ -5,8 +5,8 @@ use std::sync::Arc;
 use draconis_types::Block;
 
 use crate::{
-    Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, SubmitOptions, Ticket,
-    Urgency,
+    AllocationRun, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
+    SubmitOptions, Ticket, Urgency,
 };
 
 /// The bytes of `extent` of another disk, from offset zero.
@@ -89,6 +89,12 @@ impl crate::ForwardingDisk for SubDisk {
         let there =
             |at: &Extent| Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
         self.inner_disk().discard(&extents.iter().map(there).collect::<Vec<_>>(), after)
+    }
+
+    fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {
+        Disk::properties(self).check_extents(&[at])?;
+        let there = Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
+        self.inner_disk().allocation_run(there)
     }
 }
 

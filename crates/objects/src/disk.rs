@@ -22,8 +22,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use draconis_device::{
-    Atomic, Disk, Error as DiskError, Extent, Group as DiskGroup, Pending, Properties, ReadAnswer,
-    Refused, Ticket as DiskTicket, Urgency,
+    AllocationRun, Atomic, Disk, Error as DiskError, Extent, Group as DiskGroup, Pending,
+    Properties, ReadAnswer, Refused, Ticket as DiskTicket, Urgency,
 };
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
@@ -258,6 +258,14 @@ impl Disk for ObjectDisk {
         self.store.wait(stored).map_err(|error| to_disk_error("flush", whole, error))?;
         self.tickets.lock().remove_durable(stored);
         Ok(())
+    }
+
+    fn allocation_run(&self, at: Extent) -> std::result::Result<AllocationRun, DiskError> {
+        self.properties.check_extents(&[at])?;
+        let id = self.place.read();
+        let run = self.store.allocation_run(*id, at.start_bytes, at.len_bytes);
+        let (len_bytes, is_hole) = run.map_err(|error| to_disk_error("map", at, error))?;
+        Ok(AllocationRun { len_bytes, is_hole })
     }
 
     fn reserve(&self, bytes: u64) -> std::result::Result<u64, DiskError> {

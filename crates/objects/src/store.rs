@@ -49,6 +49,8 @@ pub struct StoreInfo {
     pub cache: CacheInfo,
 }
 
+/// How far [`Store::allocation_run`] looks ahead: it lists all payloads of that range.
+const RUN_WINDOW_BYTES: u64 = 16 << 20;
 /// Payloads shorter than this are read together.
 const MAX_COALESCED_PAYLOAD_BYTES: u32 = 32 << 10;
 
@@ -307,6 +309,26 @@ impl Store {
             }
             None => self.read_data(data, into),
         })
+    }
+
+    /// Returns how many bytes of an object from `at` are all stored or all a hole, at most `len`,
+    /// and whether they are a hole. Looks ahead [`RUN_WINDOW_BYTES`].
+    pub(crate) fn allocation_run(&self, id: ObjectId, at: u64, len: u64) -> Result<(u64, bool)> {
+        let end = at.saturating_add(len.min(RUN_WINDOW_BYTES));
+        let (parts, _view) = self.lookup(|index, nodes| {
+            let record = index.object(nodes, id)?.ok_or(Error::NoObject(id))?;
+            index.visible_payloads(nodes, (id, &record), (at, end))
+        })?;
+        let is_hole = parts.first().is_none_or(|(start, _)| *start > at);
+        let until = match parts.first() {
+            Some((start, _)) if is_hole => *start,
+            None => end,
+            Some(_) => parts.iter().fold(at, |until, (start, data)| match *start == until {
+                true => until.saturating_add(data.len.into()),
+                false => until,
+            }),
+        };
+        Ok((until.saturating_sub(at), is_hole))
     }
 
     /// Reads short uncached payloads together. `None`: cached, long enough for a request of its

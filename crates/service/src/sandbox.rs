@@ -39,6 +39,9 @@ pub enum SandboxProfile<'a> {
     Worker,
     /// A process that serves the disks of a store: like a worker, and it accepts sessions.
     Store,
+    /// A process that serves disks to clients: like a worker, and it accepts connections on its
+    /// listening sockets, punches holes, and waits for its child processes.
+    Export,
     /// A tool that reads a volume and writes to its standard output.
     Reader,
     /// A tool that changes a volume and the length of the file that contains it.
@@ -86,7 +89,7 @@ pub fn confine(
     #[cfg(target_env = "gnu")]
     limit_malloc_arenas();
     set_resource_limits(memory_limit_bytes)?;
-    if matches!(profile, SandboxProfile::Worker | SandboxProfile::Store) {
+    if matches!(profile, SandboxProfile::Worker | SandboxProfile::Store | SandboxProfile::Export) {
         become_nobody()?;
     }
     let keep = match profile {
@@ -305,6 +308,10 @@ const EXTRACT_SYSCALLS: &[i64] = &[
     libc::SYS_fsync,
 ];
 
+/// Additional calls of a process that serves disks to clients.
+const EXPORT_SYSCALLS: &[i64] =
+    &[libc::SYS_accept4, libc::SYS_shutdown, libc::SYS_fallocate, libc::SYS_wait4];
+
 fn build_syscall_filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, seccompiler::Error> {
     let mut rules: SyscallRules = BASE_SYSCALLS.iter().map(|&call| (call, vec![])).collect();
     #[cfg(target_arch = "x86_64")]
@@ -333,6 +340,9 @@ fn build_syscall_filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, secc
     rules.insert(libc::SYS_clone3, vec![]);
     if matches!(profile, SandboxProfile::Extractor { .. }) {
         rules.extend(EXTRACT_SYSCALLS.iter().map(|&call| (call, vec![])));
+    }
+    if matches!(profile, SandboxProfile::Export) {
+        rules.extend(EXPORT_SYSCALLS.iter().map(|&call| (call, vec![])));
     }
     if matches!(profile, SandboxProfile::Resizer) {
         rules.insert(libc::SYS_ftruncate, vec![]);

@@ -192,6 +192,7 @@ fn child_entry() {
             assert!(confinement.seccomp && confinement.no_capabilities);
         }
         "store" => drop(confine(&SandboxProfile::Store, None).unwrap()),
+        "export" => drop(confine(&SandboxProfile::Export, None).unwrap()),
         "reader" => drop(confine(&SandboxProfile::Reader, None).unwrap()),
         "bounded" => drop(confine(&SandboxProfile::Worker, Some(64 << 20)).unwrap()),
         "unconfined" => {}
@@ -215,7 +216,7 @@ fn run_attempt(role: &str, path: &Path) -> (ExitStatus, String) {
 
 #[test]
 fn forbidden_syscalls_kill_process() {
-    for profile in ["worker", "store", "reader"] {
+    for profile in ["worker", "store", "export", "reader"] {
         for (name, _) in FORBIDDEN_ATTEMPTS {
             let (status, said) = run_attempt(&format!("{profile} {name}"), Path::new(""));
             assert_eq!(status.signal(), Some(libc::SIGSYS), "{profile}: {name}: {status} {said}");
@@ -233,7 +234,7 @@ fn forbidden_syscalls_do_not_kill_unconfined_process() {
 
 #[test]
 fn allowed_operations_succeed_in_sandbox() {
-    for profile in ["worker", "store", "reader"] {
+    for profile in ["worker", "store", "export", "reader"] {
         for (name, _) in ALLOWED_ATTEMPTS {
             let (status, said) = run_attempt(&format!("{profile} {name}"), Path::new(""));
             assert!(status.success(), "{profile}: {name}: {status} {said}");

@@ -23,7 +23,7 @@ pub const MIN_SECTORS: u64 = 300;
 pub type NamedCheck = (&'static str, fn(&dyn Disk));
 
 /// All checks.
-pub const ALL_CHECKS: [NamedCheck; 13] = [
+pub const ALL_CHECKS: [NamedCheck; 14] = [
     ("reads reach both ends and no further", reads_work_up_to_last_sector),
     ("a refusal returns the block", refused_read_returns_block),
     ("a refused group comes back", refused_group_is_returned_unapplied),
@@ -37,6 +37,7 @@ pub const ALL_CHECKS: [NamedCheck; 13] = [
     ("waiting ends for all", concurrent_waits_all_return),
     ("tickets ascend", tickets_ascend_across_threads),
     ("discards harm nothing else", discard_changes_only_its_extents),
+    ("holes read as zeros", holes_read_as_zeros),
 ];
 
 /// Runs every check, each on a disk created by `make`.
@@ -443,4 +444,29 @@ pub fn discard_changes_only_its_extents(disk: &dyn Disk) {
         let unknown = it.unissued_ticket();
         assert_eq!(disk.discard(&[], &[unknown]), Err(Error::UnknownTicket(unknown)));
     }
+}
+
+/// Checks that the runs of the disk cover it, and that a hole reads as zeros: also after discards
+/// and writes that are visible.
+pub fn holes_read_as_zeros(disk: &dyn Disk) {
+    let it = CheckedDisk::with_numbered_sectors(disk);
+    assert_eq!(disk.discard(&[it.sector_extent(16, 200)], &[]), Ok(()));
+    let ticket = it.submit(&[(64, 3, 0xee)]);
+    assert_eq!(disk.wait_visible(ticket), Ok(()));
+    let end = it.len_sectors().min(MIN_SECTORS * 8) * it.sector_bytes as u64;
+    let mut at = 0;
+    while at < end {
+        let run = disk.allocation_run(Extent::new(at, end - at)).expect("a run within the disk");
+        assert!(run.len_bytes > 0 && run.len_bytes <= end - at, "{run:?} at byte {at}");
+        if run.is_hole {
+            let sector_bytes = it.sector_bytes as u64;
+            for sector in at.div_ceil(sector_bytes)..(at + run.len_bytes) / sector_bytes {
+                assert_eq!(it.sector_fill_bytes(sector, 1), [0], "sector {sector}");
+            }
+        }
+        at += run.len_bytes;
+    }
+    let beyond = it.sector_extent(it.len_sectors() - 1, 2);
+    let error = disk.allocation_run(beyond).expect_err("beyond the end");
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
 }

@@ -1,0 +1,81 @@
+//! The server side of the NBD protocol, for any [`Disk`](draconis_device::Disk).
+//!
+//! ```text
+//!   client ── stream ──▶ Connection::negotiate ──▶ Session: an export, what both sides agreed on
+//!                        Connection::transmit ──┬─ thread: reads a request, carries it out, replies
+//!                                               └─ up to MAX_THREADS of them, replies in any order
+//!                                     Export ──▶ trait Disk
+//! ```
+//!
+//! Law 1: bytes of a client are untrusted. A request that breaks the protocol closes its connection;
+//! one that is only wrong gets an error. No other connection notices.
+//! Law 2: the memory of a connection is bounded: [`MAX_INFLIGHT_BYTES`] of contents, [`MAX_THREADS`]
+//! threads, [`MAX_OPTION_BYTES`] of an option. A client that does not read replies stops being read.
+//! Law 3: a flush of one connection covers all completed writes of every connection of the export.
+//! Law 4: a write is answered once every read sees it; with FUA, and by a flush, once it is durable.
+//!
+//! This crate opens no sockets and knows no formats. It implements the fixed newstyle negotiation,
+//! structured replies and the metadata context `base:allocation`; neither TLS nor extended headers.
+
+#![forbid(unsafe_code)]
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+mod export;
+mod negotiation;
+mod transmission;
+mod wire;
+
+use std::io::{BufReader, Read, Write};
+
+pub use crate::export::Export;
+pub use crate::negotiation::{MAX_OPTION_BYTES, MAX_OPTIONS, Session};
+pub use crate::transmission::{MAX_INFLIGHT_BYTES, MAX_THREADS};
+pub use crate::wire::MAX_PAYLOAD_BYTES;
+
+/// Size of the buffer for requests, which often arrive several at a time.
+const INPUT_BUFFER_BYTES: usize = 64 << 10;
+
+/// Reasons for closing a connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// The stream failed, or ended inside a message.
+    #[error(transparent)]
+    Stream(#[from] std::io::Error),
+    /// The client broke the protocol.
+    #[error("protocol error: {0}")]
+    Protocol(&'static str),
+}
+
+/// A connection to a client.
+pub struct Connection<R, W> {
+    input: BufReader<R>,
+    output: W,
+}
+
+impl<R: Read + Send, W: Write + Send> Connection<R, W> {
+    /// Creates a connection over both directions of a stream.
+    pub fn new(input: R, output: W) -> Self {
+        Self { input: BufReader::with_capacity(INPUT_BUFFER_BYTES, input), output }
+    }
+
+    /// Negotiates until the client chooses one of `exports`; `None` if it leaves instead. The empty
+    /// name is the first export.
+    ///
+    /// # Errors
+    /// See [`ConnectionError`].
+    pub fn negotiate<'e>(
+        &mut self,
+        exports: &'e [Export],
+    ) -> Result<Option<Session<'e>>, ConnectionError> {
+        negotiation::negotiate(&mut self.input, &mut self.output, exports)
+    }
+
+    /// Carries out requests until the client leaves. Returns once every request that was read has
+    /// been answered.
+    ///
+    /// # Errors
+    /// See [`ConnectionError`].
+    pub fn transmit(self, session: &Session<'_>) -> Result<(), ConnectionError> {
+        transmission::transmit(self.input, self.output, session)
+    }
+}

@@ -1,0 +1,270 @@
+//! Negotiation: the fixed newstyle handshake and its options.
+
+use std::io::{Read, Write};
+
+use crate::wire::{
+    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, flag,
+    info, opt, rep,
+};
+use crate::{ConnectionError, Export, MAX_PAYLOAD_BYTES};
+
+/// Maximum length of an option. A client that claims a longer one is disconnected.
+pub const MAX_OPTION_BYTES: u32 = 64 << 10;
+/// Maximum number of options of a connection. A client that sends more is disconnected.
+pub const MAX_OPTIONS: usize = 256;
+/// Zero bytes at the end of the reply to EXPORT_NAME.
+const EXPORT_NAME_ZEROES: usize = 124;
+/// Size of requests that are efficient, in bytes: a page.
+const PREFERRED_BLOCK_BYTES: u32 = 4096;
+
+/// What client and server agreed on.
+pub struct Session<'e> {
+    /// The chosen export.
+    pub export: &'e Export,
+    pub(crate) structured_replies: bool,
+    /// True if the client may send BLOCK_STATUS, for `base:allocation`.
+    pub(crate) allocation_context: bool,
+}
+
+/// State of a negotiation.
+struct Negotiation<'e, 'o, W> {
+    output: &'o mut W,
+    exports: &'e [Export],
+    no_zeroes: bool,
+    structured_replies: bool,
+    /// Export for which the client set `base:allocation`.
+    allocation_export: Option<&'e Export>,
+}
+
+/// Result of an option.
+enum Outcome<'e> {
+    Continue,
+    Chosen(&'e Export),
+    Left,
+}
+
+/// Negotiates until the client chooses an export; `None` if it leaves instead.
+pub(crate) fn negotiate<'e, W: Write>(
+    input: &mut impl Read,
+    output: &mut W,
+    exports: &'e [Export],
+) -> Result<Option<Session<'e>>, ConnectionError> {
+    let mut hello = vec![];
+    hello.extend(wire::NBDMAGIC.to_be_bytes());
+    hello.extend(wire::IHAVEOPT.to_be_bytes());
+    hello.extend((FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
+    output.write_all(&hello)?;
+    output.flush()?;
+    let flags = u32::from_be_bytes(wire::read_array(input)?);
+    if flags & !u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES) != 0 {
+        return Err(ConnectionError::Protocol("unknown handshake flags"));
+    }
+    let mut state = Negotiation {
+        output,
+        exports,
+        no_zeroes: flags & u32::from(FLAG_NO_ZEROES) != 0,
+        structured_replies: false,
+        allocation_export: None,
+    };
+    for _ in 0..MAX_OPTIONS {
+        let header: [u8; 16] = wire::read_array(input)?;
+        let mut fields = Fields(&header);
+        let (Some(wire::IHAVEOPT), Some(option), Some(len)) =
+            (fields.u64(), fields.u32(), fields.u32())
+        else {
+            return Err(ConnectionError::Protocol("an option without the magic number"));
+        };
+        if len > MAX_OPTION_BYTES {
+            return Err(ConnectionError::Protocol("an option that is too long"));
+        }
+        let mut data = vec![0; len as usize];
+        input.read_exact(&mut data)?;
+        match state.handle_option(option, &data)? {
+            Outcome::Continue => {}
+            Outcome::Left => return Ok(None),
+            Outcome::Chosen(export) => {
+                let context = state.allocation_export;
+                return Ok(Some(Session {
+                    export,
+                    structured_replies: state.structured_replies,
+                    allocation_context: context.is_some_and(|it| std::ptr::eq(it, export)),
+                }));
+            }
+        }
+    }
+    Err(ConnectionError::Protocol("too many options"))
+}
+
+impl<'e, W: Write> Negotiation<'e, '_, W> {
+    fn handle_option(&mut self, option: u32, data: &[u8]) -> Result<Outcome<'e>, ConnectionError> {
+        match option {
+            opt::EXPORT_NAME => return self.choose_by_export_name(data).map(Outcome::Chosen),
+            opt::ABORT => {
+                // The client need not wait for the reply.
+                let _ = self.reply(option, rep::ACK, &[]);
+                return Ok(Outcome::Left);
+            }
+            opt::LIST if data.is_empty() => self.list_exports()?,
+            opt::INFO | opt::GO => {
+                if let Some(export) = self.describe_export(option, data)?
+                    && option == opt::GO
+                {
+                    return Ok(Outcome::Chosen(export));
+                }
+            }
+            opt::STRUCTURED_REPLY if data.is_empty() => {
+                self.structured_replies = true;
+                self.reply(option, rep::ACK, &[])?;
+            }
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.meta_context(option, data)?,
+            opt::LIST | opt::STRUCTURED_REPLY => {
+                self.reply(option, rep::ERR_INVALID, b"the option has no data")?;
+            }
+            _ => self.reply(option, rep::ERR_UNSUP, b"the option is not supported")?,
+        }
+        Ok(Outcome::Continue)
+    }
+
+    fn reply(&mut self, option: u32, kind: u32, data: &[u8]) -> std::io::Result<()> {
+        let mut reply = vec![];
+        reply.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
+        reply.extend(option.to_be_bytes());
+        reply.extend(kind.to_be_bytes());
+        reply.extend((data.len() as u32).to_be_bytes());
+        reply.extend(data);
+        self.output.write_all(&reply)?;
+        self.output.flush()
+    }
+
+    /// Returns the export with this name; the first one for the empty name.
+    fn find_export(&self, name: &str) -> Option<&'e Export> {
+        let named = self.exports.iter().find(|export| export.name() == name);
+        named.or_else(|| self.exports.first().filter(|_| name.is_empty()))
+    }
+
+    /// Replies to EXPORT_NAME, which has no error reply.
+    fn choose_by_export_name(&mut self, data: &[u8]) -> Result<&'e Export, ConnectionError> {
+        let export = std::str::from_utf8(data).ok().and_then(|name| self.find_export(name));
+        let export = export.ok_or(ConnectionError::Protocol("no export has that name"))?;
+        let mut reply = vec![];
+        reply.extend(export.len_bytes().to_be_bytes());
+        reply.extend(self.transmission_flags(export).to_be_bytes());
+        if !self.no_zeroes {
+            reply.extend([0; EXPORT_NAME_ZEROES]);
+        }
+        self.output.write_all(&reply)?;
+        self.output.flush()?;
+        Ok(export)
+    }
+
+    fn list_exports(&mut self) -> std::io::Result<()> {
+        for export in self.exports {
+            let name = export.name().as_bytes();
+            let data = [&(name.len() as u32).to_be_bytes()[..], name].concat();
+            self.reply(opt::LIST, rep::SERVER, &data)?;
+        }
+        self.reply(opt::LIST, rep::ACK, &[])
+    }
+
+    /// Replies to INFO or GO. Returns the export, unless the reply is an error.
+    fn describe_export(
+        &mut self,
+        option: u32,
+        data: &[u8],
+    ) -> Result<Option<&'e Export>, ConnectionError> {
+        let mut fields = Fields(data);
+        let decoded = (|| {
+            let name = fields.string()?;
+            let count = fields.u16()?;
+            let wanted: Vec<u16> = (0..count).map(|_| fields.u16()).collect::<Option<_>>()?;
+            fields.is_empty().then_some((name, wanted))
+        })();
+        let Some((name, wanted)) = decoded else {
+            self.reply(option, rep::ERR_INVALID, b"the option cannot be decoded")?;
+            return Ok(None);
+        };
+        let Some(export) = self.find_export(name) else {
+            self.reply(option, rep::ERR_UNKNOWN, b"no export has that name")?;
+            return Ok(None);
+        };
+        let mut of_export = info::EXPORT.to_be_bytes().to_vec();
+        of_export.extend(export.len_bytes().to_be_bytes());
+        of_export.extend(self.transmission_flags(export).to_be_bytes());
+        self.reply(option, rep::INFO, &of_export)?;
+        let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
+        for size in [1, PREFERRED_BLOCK_BYTES, MAX_PAYLOAD_BYTES] {
+            sizes.extend(size.to_be_bytes());
+        }
+        self.reply(option, rep::INFO, &sizes)?;
+        for (kind, text) in [(info::NAME, export.name()), (info::DESCRIPTION, export.description())]
+        {
+            if wanted.contains(&kind) {
+                let data = [&kind.to_be_bytes()[..], text.as_bytes()].concat();
+                self.reply(option, rep::INFO, &data)?;
+            }
+        }
+        self.reply(option, rep::ACK, &[])?;
+        Ok(Some(export))
+    }
+
+    /// Replies to LIST_META_CONTEXT or SET_META_CONTEXT.
+    fn meta_context(&mut self, option: u32, data: &[u8]) -> Result<(), ConnectionError> {
+        let sets = option == opt::SET_META_CONTEXT;
+        if sets {
+            self.allocation_export = None;
+        }
+        let mut fields = Fields(data);
+        let decoded = (|| {
+            let name = fields.string()?;
+            let count = fields.u32()?;
+            // Each query has a length: the data bounds their number.
+            let mut is_queried = count == 0 && !sets;
+            for _ in 0..count {
+                let query = fields.string()?;
+                is_queried |= query == BASE_ALLOCATION || (query == "base:" && !sets);
+            }
+            fields.is_empty().then_some((name, is_queried))
+        })();
+        let Some((name, is_queried)) = decoded else {
+            self.reply(option, rep::ERR_INVALID, b"the option cannot be decoded")?;
+            return Ok(());
+        };
+        if sets && !self.structured_replies {
+            self.reply(option, rep::ERR_INVALID, b"structured replies come first")?;
+            return Ok(());
+        }
+        let Some(export) = self.find_export(name) else {
+            self.reply(option, rep::ERR_UNKNOWN, b"no export has that name")?;
+            return Ok(());
+        };
+        if is_queried {
+            let id = if sets { BASE_ALLOCATION_ID } else { 0 };
+            let data = [&id.to_be_bytes()[..], BASE_ALLOCATION.as_bytes()].concat();
+            self.reply(option, rep::META_CONTEXT, &data)?;
+            if sets {
+                self.allocation_export = Some(export);
+            }
+        }
+        self.reply(option, rep::ACK, &[])?;
+        Ok(())
+    }
+
+    fn transmission_flags(&self, export: &Export) -> u16 {
+        let mut flags = flag::HAS_FLAGS
+            | flag::SEND_FLUSH
+            | flag::SEND_FUA
+            | flag::CAN_MULTI_CONN
+            | flag::SEND_CACHE;
+        flags |= match export.is_read_only() {
+            true => flag::READ_ONLY,
+            false => flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO,
+        };
+        if export.is_rotational() {
+            flags |= flag::ROTATIONAL;
+        }
+        if self.structured_replies {
+            flags |= flag::SEND_DF;
+        }
+        flags
+    }
+}

@@ -1,0 +1,423 @@
+//! Transmission: requests of one connection, carried out by several threads.
+//!
+//! Law 1: a thread holds the input while it reads a request, and the output while it writes a reply;
+//! it holds neither while it uses the disk.
+//! Law 2: a thread reads a payload only once its bytes fit into the connection's budget. Whoever
+//! waits for the budget has the input, so no more is read.
+
+use std::io::{BufReader, IoSlice, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Scope;
+
+use draconis_types::PrivateBuffer;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::export::split;
+use crate::wire::{
+    self, BASE_ALLOCATION_ID, ErrorCode, MAX_PAYLOAD_BYTES, REQUEST_BYTES, Request,
+    STATE_HOLE_ZERO, chunk, cmd, cmd_flag,
+};
+use crate::{ConnectionError, Export, Session};
+
+/// Maximum contents of the requests and replies of one connection in memory, in bytes.
+pub const MAX_INFLIGHT_BYTES: u64 = 64 << 20;
+/// Maximum number of threads of one connection, and so of its requests in flight.
+pub const MAX_THREADS: usize = 16;
+/// Stack of a thread, in bytes.
+const STACK_BYTES: usize = 1 << 20;
+/// Shortest read whose holes are looked for: the answer costs less than the bytes.
+const MIN_HOLE_READ_BYTES: u32 = 64 << 10;
+
+/// What the threads of a connection share.
+struct Shared<'s, R, W> {
+    session: &'s Session<'s>,
+    input: Mutex<Input<R>>,
+    output: Mutex<W>,
+    /// True once a reply could not be written: nothing more is read.
+    is_broken: AtomicBool,
+    budget: Budget,
+    threads: Mutex<ThreadCount>,
+}
+
+struct Input<R> {
+    stream: BufReader<R>,
+    /// True once no more requests are read.
+    has_ended: bool,
+    /// Reason, unless the client left.
+    error: Option<ConnectionError>,
+}
+
+#[derive(Default)]
+struct ThreadCount {
+    all: usize,
+    /// Threads that read a request, or wait to do so.
+    reading: usize,
+}
+
+/// Bytes of requests in memory.
+#[derive(Default)]
+struct Budget {
+    used: Mutex<u64>,
+    released: Condvar,
+}
+
+/// Bytes of the budget; released when dropped.
+struct Reservation<'b>(&'b Budget, u64);
+
+impl Budget {
+    /// Waits until `bytes` fit. Any amount fits if nothing else is in memory.
+    fn reserve(&self, bytes: u64) -> Reservation<'_> {
+        let mut used = self.used.lock();
+        while *used > 0 && *used + bytes > MAX_INFLIGHT_BYTES {
+            self.released.wait(&mut used);
+        }
+        *used += bytes;
+        Reservation(self, bytes)
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        *self.0.used.lock() -= self.1;
+        self.0.released.notify_all();
+    }
+}
+
+/// A request, its payload, and its memory.
+struct Job<'b> {
+    request: Request,
+    /// Contents of a write, in pieces.
+    payload: Vec<PrivateBuffer>,
+    _reservation: Option<Reservation<'b>>,
+}
+
+/// Contents of a reply.
+enum Reply {
+    Done,
+    Error(ErrorCode),
+    /// Contents of a read, in ascending order without gaps.
+    Read(Vec<ReadChunk>),
+    /// Lengths, and whether each is a hole.
+    BlockStatus(Vec<(u32, bool)>),
+}
+
+enum ReadChunk {
+    Hole { offset: u64, len: u32 },
+    Data { offset: u64, pieces: Vec<PrivateBuffer> },
+}
+
+/// See [`crate::Connection::transmit`].
+pub(crate) fn transmit<R: Read + Send, W: Write + Send>(
+    input: BufReader<R>,
+    output: W,
+    session: &Session<'_>,
+) -> Result<(), ConnectionError> {
+    let shared = Shared {
+        session,
+        input: Mutex::new(Input { stream: input, has_ended: false, error: None }),
+        output: Mutex::new(output),
+        is_broken: AtomicBool::new(false),
+        budget: Budget::default(),
+        threads: Mutex::new(ThreadCount { all: 1, reading: 0 }),
+    };
+    std::thread::scope(|scope| shared.serve_requests(scope));
+    shared.input.into_inner().error.map_or(Ok(()), Err)
+}
+
+impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
+    /// Reads requests and carries them out, until there are no more.
+    fn serve_requests<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        loop {
+            self.threads.lock().reading += 1;
+            let job = self.read_job(self.input.lock());
+            let Some(job) = job else { return };
+            self.leave_input(scope);
+            let Job { request, payload, _reservation } = job;
+            let reply = self.carry_out(&request, payload);
+            self.send_reply(&request, reply);
+        }
+    }
+
+    /// Ensures that another thread reads the next request while this one is carried out.
+    fn leave_input<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        let mut threads = self.threads.lock();
+        threads.reading -= 1;
+        if threads.reading > 0 || threads.all == MAX_THREADS {
+            return;
+        }
+        let builder = std::thread::Builder::new().name("nbd".into()).stack_size(STACK_BYTES);
+        // Without another thread this one reads on later.
+        match builder.spawn_scoped(scope, || self.serve_requests(scope)) {
+            Ok(_) => threads.all += 1,
+            Err(error) => log::warn!("no thread for a connection: {error}"),
+        }
+    }
+
+    /// Reads the next request and its payload; `None` once there are no more.
+    fn read_job(&self, mut input: MutexGuard<'_, Input<R>>) -> Option<Job<'_>> {
+        let is_broken = self.is_broken.load(Ordering::Relaxed);
+        if input.has_ended || is_broken || self.session.export.is_stopping() {
+            return None;
+        }
+        let job = self.read_from(&mut input.stream);
+        match job {
+            Ok(Some(job)) => Some(job),
+            Ok(None) => {
+                input.has_ended = true;
+                None
+            }
+            Err(error) => {
+                input.has_ended = true;
+                input.error = Some(error);
+                None
+            }
+        }
+    }
+
+    fn read_from(&self, stream: &mut BufReader<R>) -> Result<Option<Job<'_>>, ConnectionError> {
+        let mut bytes = [0; REQUEST_BYTES];
+        // A client may also leave by closing the stream.
+        if !read_exact_or_end(stream, &mut bytes)? {
+            return Ok(None);
+        }
+        let request = Request::decode(&bytes)?;
+        if request.command == cmd::DISC {
+            return Ok(None);
+        }
+        let is_write = request.command == cmd::WRITE;
+        if is_write && request.len > MAX_PAYLOAD_BYTES {
+            return Err(ConnectionError::Protocol("a write that is too long"));
+        }
+        let mut job = Job { request, payload: vec![], _reservation: None };
+        if check_request(self.session, &request).is_err() {
+            if is_write {
+                wire::skip_bytes(stream, request.len.into())?;
+            }
+            return Ok(Some(job));
+        }
+        if is_write || request.command == cmd::READ {
+            job._reservation = Some(self.budget.reserve(request.len.into()));
+        }
+        if is_write {
+            for (_, len) in split(request.offset, request.len.into()) {
+                let mut piece = PrivateBuffer::new_uninitialized(len);
+                stream.read_exact(&mut piece)?;
+                job.payload.push(piece);
+            }
+        }
+        Ok(Some(job))
+    }
+
+    fn carry_out(&self, request: &Request, payload: Vec<PrivateBuffer>) -> Reply {
+        let done = check_request(self.session, request)
+            .and_then(|()| carry_out(self.session, request, payload));
+        done.unwrap_or_else(Reply::Error)
+    }
+
+    fn send_reply(&self, request: &Request, reply: Reply) {
+        let is_structured = self.session.structured_replies
+            && matches!(request.command, cmd::READ | cmd::BLOCK_STATUS);
+        let mut output = self.output.lock();
+        if self.is_broken.load(Ordering::Relaxed) {
+            return;
+        }
+        let sent = match is_structured {
+            true => send_structured(&mut *output, request.cookie, &reply),
+            false => send_simple(&mut *output, request.cookie, &reply),
+        };
+        if let Err(error) = sent {
+            log::debug!("a reply was not sent: {error}");
+            self.is_broken.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Reads `bytes`; returns false if the stream ends before the first one.
+fn read_exact_or_end(stream: &mut impl Read, bytes: &mut [u8]) -> std::io::Result<bool> {
+    let mut got = 0;
+    while let Some(rest) = bytes.get_mut(got..).filter(|rest| !rest.is_empty()) {
+        match stream.read(rest) {
+            Ok(0) if got == 0 => return Ok(false),
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => got += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+/// Checks what a request says of itself.
+fn check_request(session: &Session<'_>, request: &Request) -> Result<(), ErrorCode> {
+    let Session { export, structured_replies, allocation_context } = *session;
+    let known_flags = match request.command {
+        cmd::READ if structured_replies => cmd_flag::DF,
+        cmd::READ | cmd::FLUSH | cmd::CACHE => 0,
+        cmd::WRITE | cmd::TRIM => cmd_flag::FUA,
+        cmd::WRITE_ZEROES => cmd_flag::FUA | cmd_flag::NO_HOLE | cmd_flag::FAST_ZERO,
+        cmd::BLOCK_STATUS if allocation_context => cmd_flag::REQ_ONE,
+        _ => return Err(ErrorCode::Inval),
+    };
+    // FUA means nothing where nothing is written, and is allowed there.
+    if request.flags & !(known_flags | cmd_flag::FUA) != 0 {
+        return Err(ErrorCode::Inval);
+    }
+    let writes = matches!(request.command, cmd::WRITE | cmd::TRIM | cmd::WRITE_ZEROES);
+    if writes && export.is_read_only() {
+        return Err(ErrorCode::Perm);
+    }
+    if request.command == cmd::FLUSH {
+        return match (request.offset, request.len) {
+            (0, 0) => Ok(()),
+            _ => Err(ErrorCode::Inval),
+        };
+    }
+    if !export.contains(request.offset, request.len.into()) {
+        let is_write = matches!(request.command, cmd::WRITE | cmd::WRITE_ZEROES);
+        return Err(if is_write { ErrorCode::NoSpc } else { ErrorCode::Inval });
+    }
+    let is_too_long = request.command == cmd::READ && request.len > MAX_PAYLOAD_BYTES;
+    let is_empty = request.command == cmd::BLOCK_STATUS && request.len == 0;
+    if is_too_long || is_empty { Err(ErrorCode::Inval) } else { Ok(()) }
+}
+
+/// Carries out a request that was checked.
+fn carry_out(
+    session: &Session<'_>,
+    request: &Request,
+    payload: Vec<PrivateBuffer>,
+) -> Result<Reply, ErrorCode> {
+    let export = session.export;
+    let Request { flags, command, offset, len, .. } = *request;
+    let has_flag = |flag: u16| flags & flag != 0;
+    let fua = has_flag(cmd_flag::FUA);
+    match command {
+        cmd::READ => {
+            let finds_holes =
+                session.structured_replies && !has_flag(cmd_flag::DF) && len >= MIN_HOLE_READ_BYTES;
+            return read(export, offset, len, finds_holes).map(Reply::Read);
+        }
+        cmd::WRITE => export.write(offset, payload, fua)?,
+        cmd::FLUSH => export.flush_for_client()?,
+        cmd::TRIM => export.trim(offset, len.into(), fua)?,
+        cmd::CACHE => export.cache(offset, len.into())?,
+        cmd::WRITE_ZEROES => {
+            let (no_hole, fast) = (has_flag(cmd_flag::NO_HOLE), has_flag(cmd_flag::FAST_ZERO));
+            export.write_zeroes(offset, len.into(), no_hole, fast, fua)?;
+        }
+        cmd::BLOCK_STATUS => {
+            let runs = export.block_status(offset, len, has_flag(cmd_flag::REQ_ONE))?;
+            return Ok(Reply::BlockStatus(runs));
+        }
+        _ => return Err(ErrorCode::Inval),
+    }
+    Ok(Reply::Done)
+}
+
+fn read(
+    export: &Export,
+    offset: u64,
+    len: u32,
+    finds_holes: bool,
+) -> Result<Vec<ReadChunk>, ErrorCode> {
+    if len == 0 {
+        return Ok(vec![]);
+    }
+    let data = |offset: u64, len: u32| {
+        export.read(offset, len.into()).map(|pieces| ReadChunk::Data { offset, pieces })
+    };
+    if !finds_holes {
+        return Ok(vec![data(offset, len)?]);
+    }
+    let mut at = offset;
+    let runs = export.block_status(offset, len, false)?;
+    let mut chunks = vec![];
+    for (len, is_hole) in runs {
+        chunks.push(if is_hole { ReadChunk::Hole { offset: at, len } } else { data(at, len)? });
+        at += u64::from(len);
+    }
+    // The range of a fragmented file may have more runs than are told apart.
+    let rest = (offset + u64::from(len)).saturating_sub(at) as u32;
+    if rest > 0 {
+        chunks.push(data(at, rest)?);
+    }
+    Ok(chunks)
+}
+
+/// Writes a simple reply, which cannot say where holes are.
+fn send_simple(output: &mut impl Write, cookie: u64, reply: &Reply) -> std::io::Result<()> {
+    let error = if let Reply::Error(code) = reply { *code as u32 } else { 0 };
+    let mut header = vec![];
+    header.extend(wire::SIMPLE_REPLY_MAGIC.to_be_bytes());
+    header.extend(error.to_be_bytes());
+    header.extend(cookie.to_be_bytes());
+    let mut parts = vec![IoSlice::new(&header)];
+    if let Reply::Read(chunks) = reply {
+        for part in chunks {
+            if let ReadChunk::Data { pieces, .. } = part {
+                parts.extend(pieces.iter().map(|piece| IoSlice::new(piece)));
+            }
+        }
+    }
+    wire::write_all_parts(output, &mut parts)
+}
+
+fn send_structured(output: &mut impl Write, cookie: u64, reply: &Reply) -> std::io::Result<()> {
+    match reply {
+        Reply::Done => send_chunk(output, cookie, true, chunk::NONE, &[], &[]),
+        Reply::Error(code) => {
+            // Error number, and a message of no length.
+            let head = [&(*code as u32).to_be_bytes()[..], &[0; 2]].concat();
+            send_chunk(output, cookie, true, chunk::ERROR, &head, &[])
+        }
+        Reply::Read(chunks) if chunks.is_empty() => {
+            send_chunk(output, cookie, true, chunk::NONE, &[], &[])
+        }
+        Reply::Read(chunks) => {
+            for (nth, part) in chunks.iter().enumerate() {
+                let is_last = nth + 1 == chunks.len();
+                match part {
+                    ReadChunk::Hole { offset, len } => {
+                        let head = [&offset.to_be_bytes()[..], &len.to_be_bytes()].concat();
+                        send_chunk(output, cookie, is_last, chunk::OFFSET_HOLE, &head, &[])?;
+                    }
+                    ReadChunk::Data { offset, pieces } => {
+                        let head = offset.to_be_bytes();
+                        send_chunk(output, cookie, is_last, chunk::OFFSET_DATA, &head, pieces)?;
+                    }
+                }
+            }
+            Ok(())
+        }
+        Reply::BlockStatus(runs) => {
+            let mut head = BASE_ALLOCATION_ID.to_be_bytes().to_vec();
+            for (len, is_hole) in runs {
+                head.extend(len.to_be_bytes());
+                head.extend(if *is_hole { STATE_HOLE_ZERO } else { 0 }.to_be_bytes());
+            }
+            send_chunk(output, cookie, true, chunk::BLOCK_STATUS, &head, &[])
+        }
+    }
+}
+
+/// Writes a chunk of a structured reply.
+fn send_chunk(
+    output: &mut impl Write,
+    cookie: u64,
+    is_last: bool,
+    kind: u16,
+    head: &[u8],
+    pieces: &[PrivateBuffer],
+) -> std::io::Result<()> {
+    let len = head.len() + pieces.iter().map(|piece| piece.len()).sum::<usize>();
+    let mut header = vec![];
+    header.extend(wire::STRUCTURED_REPLY_MAGIC.to_be_bytes());
+    header.extend(if is_last { chunk::DONE } else { 0 }.to_be_bytes());
+    header.extend(kind.to_be_bytes());
+    header.extend(cookie.to_be_bytes());
+    header.extend((len as u32).to_be_bytes());
+    header.extend(head);
+    let mut parts = vec![IoSlice::new(&header)];
+    parts.extend(pieces.iter().map(|piece| IoSlice::new(piece)));
+    wire::write_all_parts(output, &mut parts)
+}

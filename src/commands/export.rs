@@ -1,0 +1,394 @@
+//! `draconis export`: serves images to NBD clients.
+//!
+//! ```text
+//!   bind sockets ─ open and lock images ─ start --run ─ confine ─ read images ─ accept
+//!        ─ a thread for each connection ══▶ Export ──▶ disk
+//!        ─ SIGTERM, end of --run, last client of --once ─ answer what is in flight ─ flush ─ close
+//! ```
+//!
+//! Law 1: the process is confined before it reads a byte of an image or of a client.
+//! Law 2: the number of connections is bounded; others wait in the queue of the socket.
+
+mod socket;
+mod source;
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use draconis_nbd::{Connection, ConnectionError, Export};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::Shutdown;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use self::socket::{ListenAddress, Listener, Socket, SocketHalf};
+use self::source::{Source, UnreadSources};
+use crate::image::{self, VolumeArgs};
+use crate::report;
+use crate::text::{escape_control_chars, format_bytes};
+
+/// Serve images as disks to NBD clients: virtual machines, nbdcopy, the kernel.
+///
+/// Each IMAGE is exported whole, as a raw disk, whatever its format: a file, a block device, qcow2,
+/// VHDX, a compressed file, a disk or snapshot of a store. Images that can only be read are exported
+/// read-only. The process is confined before it reads from an image or a client.
+///
+/// One image is the default export; --name gives it a name as well. Several images are exported by
+/// their file names, disks of stores by their own; the first one is also the default export.
+///
+/// Ends on SIGTERM, SIGINT or SIGHUP: answers the requests in flight, makes all writes durable, and
+/// closes the images. Serves up to 64 connections, each with up to 16 requests and 64 MiB of their
+/// contents in memory; further clients wait. Traffic is not encrypted.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Listen on a Unix socket, unix:PATH, or on a TCP port, tcp:HOST:PORT; may be repeated. Port 0
+    /// is any free port. A service manager may pass sockets instead.
+    #[arg(long, value_name = "ADDRESS")]
+    nbd: Vec<ListenAddress>,
+    /// Export read-only; other readers may use the image as well.
+    #[arg(short, long)]
+    read_only: bool,
+    /// Name of the export, if there is one IMAGE (default: the empty name).
+    #[arg(long)]
+    name: Option<String>,
+    /// End once the last client has disconnected.
+    #[arg(long)]
+    once: bool,
+    /// Run COMMAND in a shell with the export's address in $uri and $unixsocket; end with it, with
+    /// its exit status.
+    #[arg(long, value_name = "COMMAND")]
+    run: Option<String>,
+    /// Print the exports and their addresses as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Where the disk is in IMAGE.
+    #[command(flatten)]
+    place: VolumeArgs,
+    /// Images: files, block devices, STORE#NAME, or STORE#NAME@SNAPSHOT.
+    #[arg(required = true, value_name = "IMAGE")]
+    images: Vec<PathBuf>,
+}
+
+/// Maximum number of connections.
+const MAX_CONNECTIONS: usize = 64;
+/// Maximum length of an export's name, in bytes.
+const MAX_NAME_BYTES: usize = 256;
+/// Time that a client has to choose an export.
+const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time that clients have to read the replies of requests in flight at the end.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause after connections could not be accepted, for example for lack of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// JSON form of an export.
+#[derive(Serialize)]
+struct ExportJson<'a> {
+    name: &'a str,
+    image: String,
+    size_bytes: u64,
+    read_only: bool,
+    uris: Vec<String>,
+}
+
+/// JSON form of what is exported.
+#[derive(Serialize)]
+struct ExportsJson<'a> {
+    exports: Vec<ExportJson<'a>>,
+    confinement: draconis_service::sandbox::Confinement,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let names = export_names(arguments)?;
+    let mut listeners = Listener::from_environment()?;
+    for address in &arguments.nbd {
+        listeners.push(Listener::bind(address)?);
+    }
+    if listeners.is_empty() {
+        bail!("no socket to listen on; --nbd unix:PATH or --nbd tcp:HOST:PORT names one");
+    }
+    let sources = UnreadSources::open(&arguments.images, &arguments.place, arguments.read_only)?;
+    let wake = WakePipe::new()?;
+    let child = arguments.run.as_deref().map(|command| start_command(command, &listeners, &names));
+    let child = child.transpose()?;
+    // A no-op unless systemd started the command. Clients can connect already.
+    sd_notify::notify(&[sd_notify::NotifyState::Ready])?;
+    let confinement = image::confine_export()?;
+
+    let sources = sources.start()?;
+    let mut exports = vec![];
+    for (Source { image, disk, .. }, name) in sources.iter().zip(names) {
+        let export = Export::new(name, image.display().to_string(), disk.clone());
+        if export.is_read_only() && !arguments.read_only {
+            report::print_notes(&[format!("read-only: {} can only be read", image.display())]);
+        }
+        exports.push(export);
+    }
+    let server = Server {
+        exports: exports.into(),
+        listeners,
+        wake,
+        connections: Arc::default(),
+        once: arguments.once,
+    };
+    if arguments.json || child.is_none() {
+        server.print_exports(&sources, arguments.json, confinement)?;
+    }
+    let code = server.serve(child)?;
+    close(server, sources)?;
+    Ok(code)
+}
+
+/// Returns the names of the exports.
+fn export_names(arguments: &Arguments) -> anyhow::Result<Vec<String>> {
+    let images = &arguments.images;
+    if let [_] = images[..] {
+        let name = arguments.name.clone().unwrap_or_default();
+        ensure!(name.len() <= MAX_NAME_BYTES, "--name is longer than {MAX_NAME_BYTES} bytes");
+        return Ok(vec![name]);
+    }
+    ensure!(arguments.name.is_none(), "--name is for one image; several have their file names");
+    let mut names: Vec<String> = vec![];
+    for image in images {
+        let text = image.file_name().unwrap_or(image.as_os_str()).to_string_lossy();
+        let name = text.rsplit_once('#').map_or(&*text, |(_, name)| name);
+        let shown = image.display();
+        ensure!(name.len() <= MAX_NAME_BYTES, "{shown}: a name longer than {MAX_NAME_BYTES} bytes");
+        ensure!(
+            !names.iter().any(|other| other == name),
+            "{shown}: another image has the name {name}; export it by another command"
+        );
+        names.push(name.to_owned());
+    }
+    Ok(names)
+}
+
+/// Starts the command of `--run`.
+fn start_command(
+    command: &str,
+    listeners: &[Listener],
+    names: &[String],
+) -> anyhow::Result<(Child, OwnedFd)> {
+    let (Some(listener), Some(name)) = (listeners.first(), names.first()) else {
+        bail!("--run needs a socket and an image");
+    };
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).env("uri", listener.uri(name));
+    match &listener.address {
+        ListenAddress::Unix(path) => shell.env("unixsocket", path),
+        ListenAddress::Tcp(_) => shell.env_remove("unixsocket"),
+    };
+    let child = shell.spawn().context("sh, for --run")?;
+    let pid = Pid::from_child(&child);
+    let ended = pidfd_open(pid, PidfdFlags::empty()).context("the process of --run")?;
+    Ok((child, ended))
+}
+
+/// A socket pair that wakes the main thread: on signals, and when a connection has ended.
+struct WakePipe {
+    receiver: UnixStream,
+    sender: Arc<UnixStream>,
+    /// True after a signal.
+    is_signalled: Arc<AtomicBool>,
+}
+
+impl WakePipe {
+    fn new() -> anyhow::Result<Self> {
+        let (receiver, sender) = UnixStream::pair()?;
+        receiver.set_nonblocking(true)?;
+        sender.set_nonblocking(true)?;
+        let is_signalled = Arc::new(AtomicBool::new(false));
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            // The second signal ends the process at once.
+            signal_hook::flag::register_conditional_shutdown(
+                signal,
+                128 + signal,
+                is_signalled.clone(),
+            )?;
+            signal_hook::flag::register(signal, is_signalled.clone())?;
+            signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?;
+        }
+        Ok(Self { receiver, sender: Arc::new(sender), is_signalled })
+    }
+
+    fn clear(&self) {
+        while (&self.receiver).read(&mut [0; 64]).is_ok_and(|got| got > 0) {}
+    }
+}
+
+/// Connections that are open, and whether one ever chose an export.
+#[derive(Default)]
+struct Connections {
+    open: Vec<Arc<Socket>>,
+    had_client: bool,
+}
+
+struct Server {
+    exports: Arc<[Export]>,
+    listeners: Vec<Listener>,
+    wake: WakePipe,
+    connections: Arc<Mutex<Connections>>,
+    once: bool,
+}
+
+impl Server {
+    fn print_exports(
+        &self,
+        sources: &[Source],
+        json: bool,
+        confinement: draconis_service::sandbox::Confinement,
+    ) -> anyhow::Result<()> {
+        let exports = self.exports.iter().zip(sources).map(|(export, source)| ExportJson {
+            name: export.name(),
+            image: source.image.display().to_string(),
+            size_bytes: export.len_bytes(),
+            read_only: export.is_read_only(),
+            uris: self.listeners.iter().map(|listener| listener.uri(export.name())).collect(),
+        });
+        let exports: Vec<_> = exports.collect();
+        if json {
+            report::print_line(serde_json::to_string(&ExportsJson { exports, confinement })?)?;
+        } else {
+            for export in &exports {
+                let image = escape_control_chars(export.image.as_bytes());
+                let size = format_bytes(export.size_bytes);
+                let mode = if export.read_only { ", read-only" } else { "" };
+                for uri in &export.uris {
+                    report::print_line(format_args!("{image} ({size}{mode}): {uri}"))?;
+                }
+            }
+        }
+        std::io::stdout().flush()?;
+        Ok(())
+    }
+
+    /// Serves clients until a signal, the end of `child`, or that of the last client of `--once`.
+    fn serve(&self, child: Option<(Child, OwnedFd)>) -> anyhow::Result<ExitCode> {
+        loop {
+            if self.wake.is_signalled.load(Ordering::SeqCst) || self.is_done() {
+                return Ok(ExitCode::SUCCESS);
+            }
+            let is_full = self.connections.lock().open.len() >= MAX_CONNECTIONS;
+            let listeners = if is_full { &[] } else { &self.listeners[..] };
+            let mut waited = vec![PollFd::new(&self.wake.receiver, PollFlags::IN)];
+            waited.extend(child.iter().map(|(_, ended)| PollFd::new(ended, PollFlags::IN)));
+            waited.extend(listeners.iter().map(|it| PollFd::new(it, PollFlags::IN)));
+            match poll(&mut waited, None) {
+                Err(Errno::INTR) => continue,
+                polled => polled?,
+            };
+            self.wake.clear();
+            let has_ended =
+                child.is_some() && waited.get(1).is_some_and(|ended| !ended.revents().is_empty());
+            drop(waited);
+            if has_ended {
+                break;
+            }
+            listeners.iter().for_each(|listener| self.accept(listener));
+        }
+        let Some((mut child, _)) = child else { return Ok(ExitCode::SUCCESS) };
+        let status = child.wait().context("the process of --run")?;
+        let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+        Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+    }
+
+    fn is_done(&self) -> bool {
+        let connections = self.connections.lock();
+        self.once && connections.had_client && connections.open.is_empty()
+    }
+
+    /// Accepts a connection, and serves it in a thread of its own.
+    fn accept(&self, listener: &Listener) {
+        let socket = match listener.accept(Instant::now() + NEGOTIATION_TIMEOUT) {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return,
+            Err(error) => {
+                log::warn!("a connection was not accepted: {error}");
+                return std::thread::sleep(ACCEPT_PAUSE);
+            }
+        };
+        self.connections.lock().open.push(socket.clone());
+        let end = ConnectionEnd {
+            socket: socket.clone(),
+            connections: self.connections.clone(),
+            wake: self.wake.sender.clone(),
+        };
+        let exports = self.exports.clone();
+        let thread = std::thread::Builder::new().name("client".into()).spawn(move || {
+            match serve_client(&socket, &exports, &end.connections) {
+                Ok(()) => log::info!("a client disconnected"),
+                Err(error) => log::warn!("a connection was closed: {error}"),
+            }
+            // The main thread drops the disks last, which closes them.
+            drop(exports);
+            drop(end);
+        });
+        if let Err(error) = thread {
+            log::warn!("no thread for a connection: {error}");
+        }
+    }
+}
+
+fn serve_client(
+    socket: &Arc<Socket>,
+    exports: &[Export],
+    connections: &Mutex<Connections>,
+) -> Result<(), ConnectionError> {
+    let half = || SocketHalf(socket.clone());
+    let mut connection = Connection::new(half(), half());
+    let Some(session) = connection.negotiate(exports)? else { return Ok(()) };
+    socket.clear_deadline();
+    connections.lock().had_client = true;
+    log::info!("a client uses the export '{}'", session.export.name());
+    connection.transmit(&session)
+}
+
+/// Removes a connection when its thread ends, however it ends.
+struct ConnectionEnd {
+    socket: Arc<Socket>,
+    connections: Arc<Mutex<Connections>>,
+    wake: Arc<UnixStream>,
+}
+
+impl Drop for ConnectionEnd {
+    fn drop(&mut self) {
+        self.socket.shut_down(Shutdown::Both);
+        self.connections.lock().open.retain(|open| !Arc::ptr_eq(open, &self.socket));
+        // A full socket wakes, too.
+        let _ = (&*self.wake).write(&[0]);
+    }
+}
+
+/// Ends all connections after their requests in flight, and closes the images.
+fn close(server: Server, sources: Vec<Source>) -> anyhow::Result<()> {
+    let Server { exports, listeners, wake, connections, .. } = server;
+    drop(listeners);
+    exports.iter().for_each(Export::stop);
+    for how in [Shutdown::Read, Shutdown::Both] {
+        connections.lock().open.iter().for_each(|socket| socket.shut_down(how));
+        let until = Instant::now() + DRAIN_TIMEOUT;
+        while !connections.lock().open.is_empty() && Instant::now() < until {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left)?;
+            let _ = poll(&mut [PollFd::new(&wake.receiver, PollFlags::IN)], Some(&left));
+            wake.clear();
+        }
+    }
+    for (export, Source { image, session, .. }) in exports.iter().zip(&sources) {
+        let closed = export.flush();
+        let closed = closed.and_then(|()| session.as_ref().map_or(Ok(()), |it| it.close_session()));
+        closed.with_context(|| image.display().to_string())?;
+    }
+    Ok(())
+}

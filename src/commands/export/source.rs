@@ -1,0 +1,152 @@
+//! Images to export: opened and locked before confinement, read afterwards.
+//!
+//! Law: disks of one store share its store, which is open once.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use draconis_access::destination::refuse_output;
+use draconis_container::{OpenedImage, SessionDisk};
+use draconis_device::{Disk, SubDisk, find_partition};
+
+use crate::image::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk};
+use crate::image::{self, BackingFiles, UnreadFile, UnreadImage, VolumeArgs};
+
+/// Images that are open and locked, but not yet read.
+pub struct UnreadSources {
+    stores: Vec<UnreadStore>,
+    images: Vec<(PathBuf, UnreadSource)>,
+    place: VolumeArgs,
+}
+
+struct UnreadStore {
+    path: PathBuf,
+    opened: UnreadStoreDisk,
+}
+
+enum UnreadSource {
+    /// A disk in the store with this index.
+    InStore(usize, StoreDiskName),
+    Writable(UnreadImage, BackingFiles),
+    ReadOnly(UnreadFile, BackingFiles),
+}
+
+/// A disk to export.
+pub struct Source {
+    pub image: PathBuf,
+    pub disk: Arc<dyn Disk>,
+    /// The same disk, if its file has to be closed cleanly.
+    pub session: Option<Arc<dyn SessionDisk>>,
+}
+
+impl UnreadSources {
+    /// Opens and locks `images`: exclusively, or shared if `read_only` or if they can only be read.
+    pub fn open(images: &[PathBuf], place: &VolumeArgs, read_only: bool) -> anyhow::Result<Self> {
+        let is_located =
+            place.offset.is_some() || place.partition.is_some() || !place.backing.is_empty();
+        ensure!(
+            images.len() == 1 || !is_located,
+            "--offset, --partition and --backing are for one image; export the others by another \
+             command"
+        );
+        let mut sources = Self { stores: vec![], images: vec![], place: place.clone() };
+        let names = images.iter().map(|image| image::parse_store_disk(image));
+        let names = names.collect::<anyhow::Result<Vec<_>>>()?;
+        for (path, name) in images.iter().zip(&names) {
+            let source = match name {
+                Some(name) => {
+                    let writes = |it: &&StoreDiskName| {
+                        it.store == name.store && !it.is_snapshot() && !read_only
+                    };
+                    let written = names.iter().flatten().find(writes);
+                    let store = sources.open_store(name, written)?;
+                    UnreadSource::InStore(store, name.clone())
+                }
+                None => open_image(path, place, read_only)?,
+            };
+            sources.images.push((path.clone(), source));
+        }
+        Ok(sources)
+    }
+
+    /// Opens the store of `name`, for writing if the disk `written` in it is to be written. Returns
+    /// its index.
+    fn open_store(
+        &mut self,
+        name: &StoreDiskName,
+        written: Option<&StoreDiskName>,
+    ) -> anyhow::Result<usize> {
+        if let Some(index) = self.stores.iter().position(|store| store.path == name.store) {
+            return Ok(index);
+        }
+        let opened = match written {
+            Some(written) => image::open_store_disk_exclusive(written.clone())?,
+            None => image::open_store_disk_shared(name.clone())?,
+        };
+        self.stores.push(UnreadStore { path: name.store.clone(), opened });
+        Ok(self.stores.len() - 1)
+    }
+
+    /// Reads what the images are, and returns their disks. The process is confined by now.
+    pub fn start(self) -> anyhow::Result<Vec<Source>> {
+        let stores = self.stores.into_iter().map(|store| store.opened.open());
+        let stores = stores.collect::<anyhow::Result<Vec<OpenStoreDisk>>>()?;
+        let place = self.place;
+        let images = self.images.into_iter().map(|(image, source)| {
+            let opened = match source {
+                UnreadSource::InStore(store, name) => {
+                    let store = stores.get(store).context("a store that was opened")?;
+                    let disk = store.other_disk(&name).disk()?;
+                    OpenedImage { disk, format: None, session: None }
+                }
+                UnreadSource::Writable(file, behind) => {
+                    let random = RandomState::new().build_hasher().finish();
+                    let (file, behind) = (file.into_disk()?, behind.start_disks());
+                    draconis_container::open_for_writing(file, &behind, random)
+                        .with_context(|| image.display().to_string())?
+                }
+                UnreadSource::ReadOnly(file, behind) => {
+                    let (file, behind) = (file.start(&image)?, behind.start_disks());
+                    draconis_container::open(file, &behind)
+                        .with_context(|| image.display().to_string())?
+                }
+            };
+            let OpenedImage { disk, session, .. } = opened;
+            let disk = select(disk, &place).with_context(|| image.display().to_string())?;
+            Ok(Source { image, disk, session })
+        });
+        images.collect()
+    }
+}
+
+/// Opens an image that is not a disk in a store.
+fn open_image(image: &Path, place: &VolumeArgs, read_only: bool) -> anyhow::Result<UnreadSource> {
+    refuse_output(image, &place.backing)?;
+    let file = UnreadFile::open(image)?;
+    let behind = BackingFiles::open(image, &place.backing)?;
+    if read_only || file.is_compressed() {
+        return Ok(UnreadSource::ReadOnly(file, behind));
+    }
+    // The lock of a writer excludes this reader's.
+    drop(file);
+    let file = match image::open_writable(image)? {
+        // TRIM returns space to the file system.
+        UnreadImage::File(file) => UnreadImage::File(file.with_discards()),
+        other => other,
+    };
+    Ok(UnreadSource::Writable(file, behind))
+}
+
+/// Returns the part of a disk that the options name.
+fn select(disk: Arc<dyn Disk>, place: &VolumeArgs) -> anyhow::Result<Arc<dyn Disk>> {
+    if let Some(number) = place.partition {
+        let extent = find_partition(&*disk, number)?;
+        return Ok(Arc::new(SubDisk::new(disk, extent)?));
+    }
+    match place.offset {
+        Some(start) => Ok(Arc::new(SubDisk::from_offset(disk, start)?)),
+        None => Ok(disk),
+    }
+}
