@@ -2,7 +2,7 @@
 //!
 //! Law 1: a thread holds the input while it reads a request, and the output while it writes a reply;
 //! it holds neither while it uses the disk.
-//! Law 2: a thread reads a payload only once its bytes fit into the connection's budget. Whoever
+//! Law 2: a thread reads a payload only once its bytes fit into the connection's budget. The thread that
 //! waits for the budget has the input, so no more is read.
 
 use std::io::{BufReader, IoSlice, Read, Write};

@@ -69,7 +69,7 @@ fn run_once(
 
 /// Kills a shell and its children.
 fn kill(child: &mut Child) -> anyhow::Result<()> {
-    let group = Pid::from_child(&child);
+    let group = Pid::from_child(child);
     rustix::process::kill_process_group(group, Signal::KILL)?;
     child.wait()?;
     Ok(())
