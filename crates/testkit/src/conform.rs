@@ -5,7 +5,8 @@
 //! [`check_all`] runs every check, each on its own disk:
 //!
 //! ```
-//! use draconis_device::{MemoryDisk, conform};
+//! use draconis_device::MemoryDisk;
+//! use draconis_testkit::conform;
 //!
 //! conform::check_all(|| MemoryDisk::new(vec![0; 1 << 20], 512));
 //! ```
