@@ -581,3 +581,42 @@ fn first_change_after_commit_calls_callback() {
     drop(volume);
     close_and_fsck(disk);
 }
+
+#[test]
+fn orphan_that_damage_keeps_keeps_nothing_else_from_disk() {
+    for kind in ["ext2", "ext3"] {
+        let Some(disk) = make_disk("16M", &["-t", kind, "-b", "1024"]) else { return };
+        let volume = open_for_writing(&disk);
+        let [broken, whole] = [&b"broken"[..], b"whole"].map(|name| {
+            let file = volume.create(volume.root(), name, &FILE).unwrap();
+            volume.write(file, 0, &[b'x'; 20_000]).unwrap();
+            file
+        });
+        volume.close().unwrap();
+        drop(volume);
+        let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
+        let Some(_) = image.debugfs_write(&format!("sif <{}> block[IND] 16000000", broken.0))
+        else {
+            return;
+        };
+        let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+        let volume = open_for_writing(&disk);
+        for (file, name) in [(broken, &b"broken"[..]), (whole, b"whole")] {
+            volume.add_user(file);
+            volume.unlink(volume.root(), name).unwrap();
+        }
+        let other = volume.create(volume.root(), b"other", &FILE).unwrap();
+        volume.write(other, 0, b"contents").unwrap();
+        let refused = volume.close().unwrap_err();
+        assert!(matches!(refused, Error::Corrupt { .. }), "{refused:?}");
+        assert_eq!(volume.create(volume.root(), b"late", &FILE), Err(Error::ReadOnly));
+        drop(volume);
+        let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
+        let header = image.debugfs("stats -h").unwrap();
+        assert!(header.contains("Filesystem state:         not clean"), "{header}");
+        // Replays the journal, too.
+        run_tool("e2fsck", &["-fy", image.path()]);
+        run_tool("e2fsck", &["-fn", image.path()]).unwrap();
+        assert_eq!(image.debugfs("cat other").as_deref(), Some("contents"), "{kind}");
+    }
+}

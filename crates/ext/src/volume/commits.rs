@@ -139,14 +139,19 @@ impl Volume {
 
     /// Commits, marks the volume as cleanly unmounted, and waits. Later changes are refused.
     ///
+    /// Damage may keep an orphan from being deleted: everything else is written before, and the
+    /// volume is marked as damaged.
+    ///
     /// # Errors
-    /// An error of the disk.
+    /// An error of the disk; what kept an orphan from being deleted.
     pub fn close(&self) -> Result<()> {
+        let damage = self.evict_orphans();
         let closed = self.transact(|tx| {
-            let orphans: Vec<u32> =
-                tx.volume.store.write_back.read().orphans.iter().copied().collect();
-            for inode in orphans {
-                tx.evict_inode(InodeNumber(inode))?;
+            if damage.is_some() {
+                tx.modify_superblock(|raw| {
+                    raw.mark_errors();
+                    Ok(())
+                })?;
             }
             tx.close_batch()?;
             if !tx.writer.is_marked_in_use {
@@ -159,7 +164,7 @@ impl Volume {
                 if recovers {
                     raw.set_recovered();
                 }
-                if clean {
+                if clean && damage.is_none() {
                     raw.mark_clean();
                 }
                 raw.s_wtime.set(now);
@@ -183,13 +188,49 @@ impl Volume {
                 {
                     log::warn!("what was written last may be lost: {error}");
                 }
-                return Err(Error::ReadOnly);
+                return Err(damage.unwrap_or(Error::ReadOnly));
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                // What cannot be committed now never can be: nothing may be added to it.
+                if let Some(writing) = &self.writing {
+                    let mut writer = writing.state.write();
+                    writer.stop(&error);
+                    self.record_failure(&mut writer, &error);
+                }
+                return Err(error);
+            }
         };
         if changed && let Some(ticket) = self.commit_queue()?.last_ticket()? {
             self.wait_for_ticket(ticket)?;
         }
+        self.mark_closed()?;
+        damage.map_or(Ok(()), Err)
+    }
+
+    /// Deletes the orphans, in use or not, each as a change of its own. Returns the first error;
+    /// such an orphan is left to a check.
+    fn evict_orphans(&self) -> Option<Error> {
+        let mut damage = None;
+        let orphans = self.reader.store.write_back.orphans();
+        if !orphans.is_empty()
+            && let Err(error) = self.transact(|tx| tx.close_batch())
+        {
+            return Some(error);
+        }
+        for inode in orphans {
+            match self.transact(|tx| tx.evict_inode(inode)) {
+                Ok(()) => {}
+                Err(Error::ReadOnly) => break,
+                Err(error) => {
+                    log::error!("inode {inode} has no name and cannot be deleted: {error}");
+                    damage.get_or_insert(error);
+                }
+            }
+        }
+        damage
+    }
+
+    fn mark_closed(&self) -> Result<()> {
         let Some(writing) = &self.writing else { return Ok(()) };
         let mut writer = writing.state.write();
         if writer.stopped().is_none() {
