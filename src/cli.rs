@@ -7,9 +7,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::bucket;
 use crate::commands::{
     cat, check, chmod, chown, complete_path, completions, cp, disk_process, export, format, get,
-    grow, info, keeper, kv, lab, ln, ls, manpages, mkdir, mount, mv, put, rm, serve, set_label,
-    shrink, stat, status, store, store_keeper, store_process, tar, touch, tree, truncate, tune,
-    umount, untar, upgrade, worker,
+    grow, info, keeper, kv, lab, ln, ls, manpages, mkdir, mount, mv, put, repair, rm, serve,
+    set_label, shrink, stat, status, store, store_keeper, store_process, tar, touch, tree,
+    truncate, tune, umount, untar, upgrade, worker,
 };
 
 /// Version and build.
@@ -50,6 +50,7 @@ pub enum Command {
     Export(export::Arguments),
     Info(info::Arguments),
     Check(check::Arguments),
+    Repair(repair::Arguments),
     Ls(ls::Arguments),
     Cat(cat::Arguments),
     Stat(stat::Arguments),
@@ -104,6 +105,7 @@ impl Command {
             Self::Export(arguments) => export::run(&arguments),
             Self::Info(arguments) => info::run(&arguments),
             Self::Check(arguments) => Ok(check::run(&arguments)),
+            Self::Repair(arguments) => Ok(repair::run(&arguments)),
             Self::Ls(arguments) => ls::run(&arguments),
             Self::Cat(arguments) => cat::run(&arguments),
             Self::Stat(arguments) => stat::run(&arguments),
@@ -144,8 +146,9 @@ impl Command {
 /// Suggests the command for a name that other tools use.
 pub fn suggest_command(name: &str) -> Option<&'static str> {
     Some(match name {
-        "fsck" | "e2fsck" => "draconis check IMAGE looks for damage",
-        "repair" => "draconis check IMAGE names the damage; e2fsck -p IMAGE repairs it",
+        "fsck" | "e2fsck" => {
+            "draconis check IMAGE looks for damage, draconis repair IMAGE repairs it"
+        }
         "mke2fs" | "mkfs.ext2" | "mkfs.ext3" | "mkfs.ext4" | "create" => {
             "draconis format [-t TYPE] IMAGE SIZE makes a volume"
         }

@@ -23,6 +23,7 @@ pub mod mkdir;
 pub mod mount;
 pub mod mv;
 pub mod put;
+pub mod repair;
 pub mod rm;
 pub mod serve;
 pub mod set_label;

@@ -173,7 +173,8 @@ fn damage_is_reported_with_one_hint() {
     let checked = String::from_utf8_lossy(&checked.stdout).into_owned();
     assert!(
         checked.ends_with(
-            ", damaged; copy what can be read (draconis get -r), then let e2fsck -f repair it\n"
+            ", damaged; copy what can be read (draconis get -r); draconis repair -n shows what a \
+             repair would do\n"
         ),
         "{checked}"
     );

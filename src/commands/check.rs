@@ -36,7 +36,8 @@ pub struct Arguments {
 const EXIT_DAMAGED: u8 = 4;
 const EXIT_FAILED: u8 = 8;
 /// Hint for a damaged volume.
-const REPAIR_HINT: &str = "copy what can be read (draconis get -r), then let e2fsck -f repair it";
+const REPAIR_HINT: &str =
+    "copy what can be read (draconis get -r); draconis repair -n shows what a repair would do";
 
 /// JSON form of a report.
 #[derive(Serialize)]

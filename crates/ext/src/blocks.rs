@@ -12,6 +12,7 @@
 //! Law 3: a failed read fails only its own block: the neighbours are read without it.
 
 pub(crate) mod checksums;
+pub(crate) mod cow_disk;
 pub(crate) mod data;
 pub(crate) mod pool;
 pub(crate) mod read_ahead;

@@ -20,23 +20,23 @@
 //! Law 5: scattered blocks are prefetched together (`prefetch`).
 //! Law 6: the verdict is that of `e2fsck -fn`, found out by watching it.
 
-mod bit_set;
-mod blocks;
+pub(crate) mod bit_set;
+pub(crate) mod blocks;
 mod connectivity;
-mod counts;
-mod entries;
+pub(crate) mod counts;
+pub(crate) mod entries;
 mod htree;
-mod inode_states;
-mod inodes;
-mod layout;
+pub(crate) mod inode_states;
+pub(crate) mod inodes;
+pub(crate) mod layout;
 mod multiply_claimed;
 mod orphans;
 mod preen;
 mod prefetch;
 mod problem;
 mod quota;
-mod raw_inode;
-mod xattrs;
+pub(crate) mod raw_inode;
+pub(crate) mod xattrs;
 
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -145,28 +145,28 @@ impl Report {
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// State shared by all passes.
-struct Check<'a> {
+pub(crate) struct Check<'a> {
     disk: &'a dyn Disk,
     /// True if the disk is read with the journal applied.
     replayed: bool,
-    raw: RawSuperblock,
-    super_: Superblock,
+    pub(crate) raw: RawSuperblock,
+    pub(crate) super_: Superblock,
     store: BlockStore,
     options: CheckOptions,
     progress: Progress<'a>,
     done: AtomicU64,
     problems: ProblemLog,
-    groups: Vec<GroupLayout>,
+    pub(crate) groups: Vec<GroupLayout>,
     /// Metadata blocks of the volume, from the first data block on.
-    metadata: AtomicBitSet,
+    pub(crate) metadata: AtomicBitSet,
     /// Claimed clusters.
-    used: AtomicBitSet,
+    pub(crate) used: AtomicBitSet,
     /// Clusters claimed more than once.
-    multiply_claimed: AtomicBitSet,
+    pub(crate) multiply_claimed: AtomicBitSet,
     /// Repeated claims, visits and list entries of blocks.
     revisits: AtomicU64,
     /// State of each inode.
-    inode_states: InodeStates,
+    pub(crate) inode_states: InodeStates,
     /// Inodes on the orphan list of the superblock.
     orphans: HashSet<u32>,
     directories: Mutex<Vec<u32>>,
@@ -217,6 +217,18 @@ fn check_in_place(
     options: CheckOptions,
     progress: Progress<'_>,
 ) -> Result<Report> {
+    examine(disk, raw, replayed, options, progress).map(|(report, _)| report)
+}
+
+/// [`check`] of a volume whose journal needs no replay, with all that it found out; without that,
+/// the check ended with the superblock.
+pub(crate) fn examine<'a>(
+    disk: &'a Arc<dyn Disk>,
+    raw: RawSuperblock,
+    replayed: bool,
+    options: CheckOptions,
+    progress: Progress<'a>,
+) -> Result<(Report, Option<Check<'a>>)> {
     let log = ProblemLog::new(options.max_problems);
     let super_ = match raw.check_lenient() {
         Ok(super_) => super_,
@@ -225,7 +237,7 @@ fn check_in_place(
                 superblock::WRONG_CHECKSUM => Problem::new(What::SuperblockChecksum),
                 field => Problem::new(What::Superblock).name(field.as_bytes()),
             });
-            return Ok(build_report(log, Report::default()));
+            return Ok((build_report(&log, Report::default()), None));
         }
         Err(other) => return Err(other),
     };
@@ -239,7 +251,7 @@ fn check_in_place(
     };
     layout::check_superblock(&raw, &super_, disk.properties().len_bytes, &log);
     if log.is_damaged() {
-        return Ok(build_report(log, empty));
+        return Ok((build_report(&log, empty), None));
     }
     let in_groups = super_.blocks.saturating_sub(u64::from(super_.first_data_block));
     let clusters = in_groups.div_ceil(super_.cluster_blocks.max(1).into());
@@ -276,7 +288,7 @@ fn check_in_place(
         check.problems.add(Problem::new(What::GroupChecksum).group(group));
     }
     if is_damaged {
-        return Ok(build_report(check.problems, empty));
+        return Ok((build_report(&check.problems, empty), Some(check)));
     }
     let unwritten = layout::uninit_metadata_clusters(&check);
     check.orphans = orphans::read_orphan_list(&check)?;
@@ -296,11 +308,11 @@ fn check_in_place(
     quota::compare_usage(&check)?;
     let directories = directories.len() as u64;
     let full = Report { complete: true, used_inodes, used_blocks, directories, ..empty };
-    Ok(build_report(check.problems, full))
+    Ok((build_report(&check.problems, full), Some(check)))
 }
 
-fn build_report(log: ProblemLog, report: Report) -> Report {
-    let kept = log.into_problem_list();
+fn build_report(log: &ProblemLog, report: Report) -> Report {
+    let kept = log.take();
     Report { problems: kept.list, suppressed: kept.suppressed, damaged: kept.damaged, ..report }
 }
 
@@ -333,7 +345,7 @@ fn check_supported(super_: &Superblock) -> Result<()> {
 
 impl Check<'_> {
     /// Returns the file's id for block roles; its generation is unused: it verifies nothing.
-    fn file_id(inode: u32) -> FileId {
+    pub(crate) fn file_id(inode: u32) -> FileId {
         FileId { inode, generation: 0 }
     }
 
@@ -345,7 +357,7 @@ impl Check<'_> {
     }
 
     /// Returns the index of a block's cluster in the cluster sets.
-    fn cluster_index(&self, block: u64) -> u64 {
+    pub(crate) fn cluster_index(&self, block: u64) -> u64 {
         self.block_index(block).checked_div(self.super_.cluster_blocks.into()).unwrap_or(0)
     }
 
@@ -363,12 +375,12 @@ impl Check<'_> {
     }
 
     /// Returns the index of a block in the block sets.
-    fn block_index(&self, block: u64) -> u64 {
+    pub(crate) fn block_index(&self, block: u64) -> u64 {
         block.wrapping_sub(u64::from(self.super_.first_data_block))
     }
 
     /// Returns true if `block` is a valid block number.
-    fn is_valid_block(&self, block: u64) -> bool {
+    pub(crate) fn is_valid_block(&self, block: u64) -> bool {
         (u64::from(self.super_.first_data_block)..self.super_.blocks).contains(&block)
     }
 

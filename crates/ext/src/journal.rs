@@ -13,7 +13,6 @@
 //! Law 2: each step of a recovery on disk is durable before the next. A recovery that is cut off is
 //! repeated, with the same result.
 
-mod cow_disk;
 mod fast_commit;
 mod journal_file;
 mod open;
@@ -43,6 +42,8 @@ pub(crate) struct ReplayedVolume {
     pub(crate) disk: Arc<dyn Disk>,
     /// Superblock after replay.
     pub(crate) super_: Superblock,
+    /// Blocks that differ from those on the disk.
+    pub(crate) changed: Vec<FsBlock>,
     /// Reason why some committed changes are missing.
     pub(crate) damage: Option<Error>,
 }
@@ -55,9 +56,12 @@ pub(crate) struct ReplayedVolume {
 pub(crate) fn open_replayed(disk: Arc<dyn Disk>, super_: &Superblock) -> Result<ReplayedVolume> {
     match open_journal(disk.clone(), super_) {
         Ok(log) => open_with_replayed_log(disk, &log),
-        Err(damage @ Error::Corrupt { .. }) => {
-            Ok(ReplayedVolume { disk, super_: super_.clone(), damage: Some(damage) })
-        }
+        Err(damage @ Error::Corrupt { .. }) => Ok(ReplayedVolume {
+            disk,
+            super_: super_.clone(),
+            changed: vec![],
+            damage: Some(damage),
+        }),
         Err(other) => Err(other),
     }
 }
@@ -67,6 +71,7 @@ fn open_with_replayed_log(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Repl
     let (len, transactions, next) = (found.copies.len(), found.transactions, found.next);
     ::log::info!("{transactions} transactions of the journal are read from it: {len} blocks");
     let mut damage = found.damage.map(|damage| log.damage_error(damage));
+    let mut changed: Vec<FsBlock> = found.copies.keys().copied().map(FsBlock).collect();
     let mut disk: Arc<dyn Disk> = Arc::new(ReplayedDisk::new(disk, log, Arc::new(found)));
     let mut super_ = read_superblock(&*disk)?;
     if damage.is_none() {
@@ -75,6 +80,7 @@ fn open_with_replayed_log(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Repl
         match fast_commit::replay_fast_commits(disk.clone(), log, &super_, fast.records) {
             Ok(Some(scratch)) => {
                 super_ = read_superblock(&*scratch)?;
+                changed.extend(scratch.blocks().into_keys().map(FsBlock));
                 disk = scratch;
             }
             Ok(None) => {}
@@ -85,7 +91,7 @@ fn open_with_replayed_log(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Repl
     if let Some((blocks, inodes)) = count_free(&*disk, &super_) {
         (super_.free_blocks, super_.free_inodes) = (blocks, saturating_u32(inodes));
     }
-    Ok(ReplayedVolume { disk, super_, damage })
+    Ok(ReplayedVolume { disk, super_, changed, damage })
 }
 
 /// Replays the journal on disk and waits until that is durable.

@@ -88,6 +88,7 @@ mod path;
 mod quota;
 mod reader;
 mod redo_log;
+pub mod repair;
 mod resume;
 mod rewrite;
 pub mod shrink;

@@ -45,7 +45,7 @@ impl Volume {
         let mut super_ = read_superblock(&*disk)?;
         let (mut disk, mut damage) = (disk, None);
         if super_.needs_recovery() {
-            ReplayedVolume { disk, super_, damage } = journal::open_replayed(disk, &super_)?;
+            ReplayedVolume { disk, super_, damage, .. } = journal::open_replayed(disk, &super_)?;
         }
         let disk_bytes = disk.properties().len_bytes;
         if super_.len_bytes() > disk_bytes {

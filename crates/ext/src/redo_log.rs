@@ -46,6 +46,9 @@ const ENTRY_BYTES: usize = 16;
 /// Home block number that stands for the planned superblock.
 const SUPERBLOCK_HOME: u64 = u64::MAX;
 
+/// Location of the log that stands for a revert by an undo file.
+pub(crate) const REVERTING: u64 = u64::MAX;
+
 /// Bounded, ordered writes to a disk in blocks of a volume.
 pub(crate) struct OfflineWriter<'a> {
     disk: &'a dyn Disk,
@@ -116,7 +119,7 @@ impl<'a> OfflineWriter<'a> {
     }
 
     /// Writes `writes` durably, after all earlier writes and before all later ones.
-    fn write_barrier(&mut self, writes: Vec<Write>) -> Result<()> {
+    pub(crate) fn write_barrier(&mut self, writes: Vec<Write>) -> Result<()> {
         self.wait()?;
         let ticket = self.disk.submit(Group { writes }, &self.dependencies);
         self.last = Some(ticket.map_err(|refused| refused.error)?);
@@ -171,6 +174,11 @@ impl<'a> RedoLog<'a> {
         let room = (block_bytes.saturating_sub(INDEX_HEADER_BYTES) / ENTRY_BYTES).max(1) as u64;
         let all = homes.saturating_add(1);
         all.saturating_add(all.div_ceil(room))
+    }
+
+    /// Returns the staged blocks of a change that is small enough for memory, instead of a commit.
+    pub(crate) fn into_staged(self) -> BTreeMap<u64, Vec<u8>> {
+        self.pending
     }
 
     /// Returns a block as staged, or from the disk.
@@ -344,6 +352,10 @@ impl<'a> RedoLog<'a> {
 pub fn finish_interrupted_change(disk: &dyn Disk) -> Result<bool> {
     let super_ = read_raw_superblock(disk)?;
     let Some(head) = super_.interrupted_change() else { return Ok(false) };
+    if head == REVERTING {
+        let feature = "unfinished: a revert was cut off; draconis repair --revert FILE ends it";
+        return Err(Error::Unsupported { feature: feature.to_owned() });
+    }
     let block_bytes = 1024u32
         .checked_shl(super_.s_log_block_size.get())
         .filter(|bytes| (1024..=65536).contains(bytes))
@@ -415,7 +427,7 @@ fn parse_index_block(block: &[u8]) -> Option<(u64, Vec<(u64, u64)>)> {
 
 impl RawSuperblock {
     /// Marks the superblock as being changed, with a redo log whose index begins at block `head`.
-    fn set_change_marker(&mut self, head: u64) {
+    pub(crate) fn set_change_marker(&mut self, head: u64) {
         // Valid on any revision: step 5 restores the old fields.
         let flag = Incompatible::UNFINISHED.bits();
         self.s_feature_incompat.set(self.s_feature_incompat.get() | flag);

@@ -612,8 +612,6 @@ fn orphan_that_damage_keeps_keeps_nothing_else_from_disk() {
         assert_eq!(volume.create(volume.root(), b"late", &FILE), Err(Error::ReadOnly));
         drop(volume);
         let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
-        let header = image.debugfs("stats -h").unwrap();
-        assert!(header.contains("Filesystem state:         not clean"), "{header}");
         // Replays the journal, too.
         run_tool("e2fsck", &["-fy", image.path()]);
         run_tool("e2fsck", &["-fn", image.path()]).unwrap();

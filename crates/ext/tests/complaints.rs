@@ -2,6 +2,8 @@
 //! verdict, and `e2fsck -fp` asks nothing if we predict so.
 
 mod common;
+#[path = "common/repairing.rs"]
+mod repairing;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -157,8 +159,20 @@ fn check_problems_match(name: &str, bytes: &[u8], expected: &[What]) {
             assert_eq!(again.status.code(), Some(0), "{name}");
         }
     }
+    match repairing::repair(bytes) {
+        Ok(repairing::Repaired::Whole(_)) => {}
+        Ok(repairing::Repaired::Left(why)) => {
+            if !UNREPAIRED.contains(&name) {
+                wrong.push(format!("{name}: not repaired: {why}"));
+            }
+        }
+        Err(why) => wrong.push(format!("{name}: repaired, {why}")),
+    }
     FAILURES.lock().unwrap().extend(wrong);
 }
+
+/// Plants that a repair refuses.
+const UNREPAIRED: &[&str] = &["beyond the disk"];
 
 /// Repaired without a question although such a problem may need one, or with loss of data.
 const PREENED_DESPITE_DATA_LOSS: &[&str] = &[

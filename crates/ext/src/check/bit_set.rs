@@ -6,21 +6,21 @@ use crate::units::saturating_usize;
 
 /// A set of numbers below a limit.
 #[derive(Debug)]
-pub(super) struct AtomicBitSet {
+pub(crate) struct AtomicBitSet {
     words: Vec<AtomicU64>,
     len: u64,
 }
 
 impl AtomicBitSet {
     /// Creates an empty set of numbers below `len`.
-    pub(super) fn new(len: u64) -> Self {
+    pub(crate) fn new(len: u64) -> Self {
         let mut words = Vec::new();
         words.resize_with(saturating_usize(len.div_ceil(64)), AtomicU64::default);
         Self { words, len }
     }
 
     /// Returns the limit of the numbers.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
@@ -30,13 +30,13 @@ impl AtomicBitSet {
     }
 
     /// Adds `nth`; returns true if it was in the set. Numbers beyond the limit never are.
-    pub(super) fn insert(&self, nth: u64) -> bool {
+    pub(crate) fn insert(&self, nth: u64) -> bool {
         self.word(nth).is_some_and(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)
     }
 
     /// Adds the bits `of` to the word of `nth`, a multiple of 64; returns those already set.
     /// Numbers beyond the limit never are.
-    pub(super) fn insert_word(&self, nth: u64, of: u64) -> u64 {
+    pub(crate) fn insert_word(&self, nth: u64, of: u64) -> u64 {
         let below = match self.len.saturating_sub(nth) {
             left @ 0..64 => (1u64 << left).wrapping_sub(1),
             _ => u64::MAX,
@@ -46,7 +46,7 @@ impl AtomicBitSet {
     }
 
     /// Returns true if `nth` is in the set.
-    pub(super) fn contains(&self, nth: u64) -> bool {
+    pub(crate) fn contains(&self, nth: u64) -> bool {
         self.word(nth).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
@@ -56,7 +56,7 @@ impl AtomicBitSet {
     }
 
     /// Returns the 64 members from `nth` on as bits; zeros beyond the limit.
-    pub(super) fn word_from(&self, nth: u64) -> u64 {
+    pub(crate) fn word_from(&self, nth: u64) -> u64 {
         let load = |at: u64| {
             self.words.get(saturating_usize(at)).map_or(0, |word| word.load(Ordering::Relaxed))
         };

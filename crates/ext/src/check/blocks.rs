@@ -23,7 +23,7 @@ use crate::{FileId, FsBlock, Result, SharedBytes};
 const MAX_REPORTED_POINTERS: u64 = 12;
 
 /// Walks the map of an inode, in file order.
-pub(super) fn walk_map(
+pub(crate) fn walk_map(
     check: &Check<'_>,
     inode: u32,
     raw: &RawInode,
@@ -68,7 +68,8 @@ impl ExtentNodeReader<'_, '_> {
         }
         let room = bytes.len().saturating_sub(ENTRY_BYTES) / ENTRY_BYTES;
         let said = usize::from(le16(&bytes, 4).unwrap_or(0));
-        if !(room.saturating_sub(2)..=room).contains(&said) {
+        let is_empty = le16(&bytes, 2) == Some(0);
+        if !(room.saturating_sub(2)..=room).contains(&said) || is_empty {
             complain(What::ExtentNode);
         }
         let said = self.starts.borrow_mut().remove(&block.0);

@@ -101,7 +101,7 @@ pub(super) fn check_bitmaps(check: &Check<'_>, unwritten: &AtomicBitSet) -> Resu
     Ok((used_inodes, used_blocks))
 }
 
-fn used_inodes(check: &Check<'_>) -> AtomicBitSet {
+pub(crate) fn used_inodes(check: &Check<'_>) -> AtomicBitSet {
     let bits = AtomicBitSet::new(check.super_.inodes.into());
     for inode in 1..=check.super_.inodes {
         let reserved = inode < check.super_.first_inode.0;

@@ -16,11 +16,11 @@ const USED_BIT: u32 = 1 << 31;
 
 /// States of all inodes; see the module documentation.
 #[derive(Debug)]
-pub(super) struct InodeStates(Vec<AtomicU32>);
+pub(crate) struct InodeStates(Vec<AtomicU32>);
 
 /// State of one inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct InodeState(u32);
+pub(crate) struct InodeState(u32);
 
 impl InodeStates {
     pub(super) fn new(inodes: u32) -> Self {
@@ -35,7 +35,7 @@ impl InodeStates {
     }
 
     /// Marks `inode` as used.
-    pub(super) fn set_used(&self, inode: u32, kind: Option<FileType>, links: u16) {
+    pub(crate) fn set_used(&self, inode: u32, kind: Option<FileType>, links: u16) {
         let kind = file_type_code(kind) << 28;
         if let Some(word) = self.word(inode) {
             word.store(
@@ -54,23 +54,23 @@ impl InodeStates {
         });
     }
 
-    pub(super) fn get(&self, inode: u32) -> InodeState {
+    pub(crate) fn get(&self, inode: u32) -> InodeState {
         InodeState(self.word(inode).map_or(LINK_BALANCE_ZERO, |word| word.load(Ordering::Relaxed)))
     }
 }
 
 impl InodeState {
-    pub(super) fn is_used(self) -> bool {
+    pub(crate) fn is_used(self) -> bool {
         self.0 & USED_BIT != 0
     }
 
     /// Returns the file type code of directory entries; 0 for none.
-    pub(super) fn file_type(self) -> u8 {
+    pub(crate) fn file_type(self) -> u8 {
         let [.., top] = self.0.to_le_bytes();
         top >> 4 & 7
     }
 
-    pub(super) fn is_directory(self) -> bool {
+    pub(crate) fn is_directory(self) -> bool {
         self.is_used() && self.file_type() == 2
     }
 

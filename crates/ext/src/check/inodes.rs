@@ -37,7 +37,7 @@ const MAX_SMALL_FILE_BYTES: u64 = 0x7FFF_FFFF;
 
 /// Role of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum InodeRole {
+pub(crate) enum InodeRole {
     BadBlocks,
     Root,
     /// Inode of a feature that the volume lacks: must be empty.
@@ -51,7 +51,7 @@ pub(super) enum InodeRole {
 }
 
 impl InodeRole {
-    pub(super) fn for_inode(check: &Check<'_>, number: u32) -> Self {
+    pub(crate) fn for_inode(check: &Check<'_>, number: u32) -> Self {
         let has = |feature| check.super_.compatible.contains(feature);
         if check.super_.orphan_file == Some(InodeNumber(number)) || check.is_quota_inode(number) {
             return Self::Hidden;
@@ -249,6 +249,10 @@ fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
             }
         }
     }
+    // The quota file of a volume without quotas.
+    if role == InodeRole::Ordinary && number == check.raw.s_prj_quota_inum.get() {
+        complain(What::ReservedInode);
+    }
     let mut outside = (0, 0);
     check.inode_states.set_used(number, kind, links);
     if kind == Some(FileType::Directory) {
@@ -265,7 +269,7 @@ fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
 }
 
 /// Returns the flags that a reserved inode must not have; those of others depend on their type.
-fn forbidden_flags(check: &Check<'_>, role: InodeRole, number: u32, mode: u16) -> u32 {
+pub(crate) fn forbidden_flags(check: &Check<'_>, role: InodeRole, number: u32, mode: u16) -> u32 {
     let extents = check.super_.incompatible.contains(Incompatible::EXTENTS);
     let mapped = if extents { 0 } else { flags::EXTENTS } | flags::INLINE_DATA;
     match role {
@@ -398,6 +402,13 @@ fn check_contents(
         xattrs::check_block_reference(check, number, attributes, &mut claim)?;
     }
     if has_map(check, raw) {
+        let room = le16(raw.i_block.as_bytes(), 4).unwrap_or(0);
+        let is_tree = raw.i_flags.get() & flags::EXTENTS != 0;
+        if is_tree
+            && !(extent::ROOT_ENTRIES.saturating_sub(2)..=extent::ROOT_ENTRIES).contains(&room)
+        {
+            check.problems.add(Problem::new(What::ExtentNode).inode(number).found(room));
+        }
         walk_map(check, number, raw, &mut claim)?;
     }
     if raw.i_flags.get() & flags::INLINE_DATA != 0 {
@@ -561,16 +572,20 @@ fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -
 
 /// Checks that the journal's inode holds an empty journal.
 fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
-    struct FirstBlock(Option<u64>);
-    impl MapVisitor for FirstBlock {
-        fn visit_run(&mut self, at: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
-            if let (0, BlockLocation::Mapped(FsBlock(block))) = (at, place) {
-                self.0 = Some(block);
+    /// First block of the file, and the number of its blocks.
+    struct FirstAndCount(Option<u64>, u64);
+    impl MapVisitor for FirstAndCount {
+        fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+            if let BlockLocation::Mapped(FsBlock(block)) = place {
+                if at == 0 {
+                    self.0 = Some(block);
+                }
+                self.1 = self.1.saturating_add(blocks);
             }
-            ControlFlow::Break(())
+            ControlFlow::Continue(())
         }
     }
-    let mut first = FirstBlock(None);
+    let mut first = FirstAndCount(None, 0);
     let there = file_type(raw) == Some(FileType::File) && raw.i_links_count.get() != 0;
     if there {
         walk_map(check, number, raw, &mut first)?;
@@ -578,6 +593,7 @@ fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result
     let have = inode_size(raw).checked_div(check.super_.block_bytes.into()).unwrap_or(0);
     let sound = match first.0.filter(|block| check.is_valid_block(*block)) {
         None => false,
+        Some(_) if first.1 < have => false,
         Some(block) => {
             let bytes = check.block(block, BlockRole::Contents)?;
             let raw = RawJournalSuperblock::view(&bytes);

@@ -20,16 +20,16 @@ const RESIZE_INODE: u32 = 7;
 
 /// Contents of a group descriptor.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct GroupLayout {
-    pub(super) descriptor: GroupDescriptor,
-    pub(super) block_bitmap: u64,
-    pub(super) inode_bitmap: u64,
-    pub(super) inode_table: u64,
+pub(crate) struct GroupLayout {
+    pub(crate) descriptor: GroupDescriptor,
+    pub(crate) block_bitmap: u64,
+    pub(crate) inode_bitmap: u64,
+    pub(crate) inode_table: u64,
     pub(super) free_blocks: u32,
     pub(super) free_inodes: u32,
     pub(super) directories: u32,
     /// Unused inodes at the end of the table, if the descriptor is valid.
-    pub(super) unused: u32,
+    pub(crate) unused: u32,
     /// True if the block bitmap is uninitialized: only metadata is in use.
     pub(super) blocks_unwritten: bool,
     /// True if the inode bitmap is uninitialized: no inode is in use.
@@ -286,7 +286,7 @@ fn mark_tables(check: &Check<'_>, group: u32, place: &GroupLayout) {
 }
 
 /// Returns the clusters of a group.
-pub(super) fn clusters_in_group(super_: &Superblock, group: u32) -> u64 {
+pub(crate) fn clusters_in_group(super_: &Superblock, group: u32) -> u64 {
     let start = super_.group_start(GroupNumber(group)).0;
     let blocks = super_.blocks.saturating_sub(start).min(u64::from(super_.blocks_per_group));
     blocks.div_ceil(u64::from(super_.cluster_blocks.max(1)))

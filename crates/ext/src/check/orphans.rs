@@ -64,10 +64,16 @@ impl MapVisitor for OrphanFileBlocks {
 /// `orphan_present` is set. Returns the inodes listed.
 pub(super) fn check_orphan_file(check: &Check<'_>) -> Result<Vec<u32>> {
     let mut named = Vec::new();
-    let Some(InodeNumber(number)) = check.super_.orphan_file else { return Ok(named) };
-    let complain = || check.problems.add(Problem::new(What::OrphanFile).inode(number));
+    let complain = |number| check.problems.add(Problem::new(What::OrphanFile).inode(number));
+    let Some(InodeNumber(number)) = check.super_.orphan_file else {
+        let named_anyway = check.raw.s_orphan_file_inum.get();
+        if (check.super_.first_inode.0..=check.super_.inodes).contains(&named_anyway) {
+            complain(named_anyway);
+        }
+        return Ok(named);
+    };
     if number > check.super_.inodes {
-        complain();
+        complain(number);
         return Ok(named);
     }
     let slot = raw_inode::read_inode_slot(check, number)?;
@@ -95,7 +101,7 @@ pub(super) fn check_orphan_file(check: &Check<'_>) -> Result<Vec<u32>> {
         named.extend(words.filter(|inode| *inode != 0));
     }
     if !sound {
-        complain();
+        complain(number);
     }
     Ok(named)
 }

@@ -176,7 +176,7 @@ pub struct Problem {
 
 impl Problem {
     /// Creates a problem without a location.
-    pub(super) const fn new(what: What) -> Self {
+    pub(crate) const fn new(what: What) -> Self {
         Self {
             what,
             group: None,
@@ -285,8 +285,9 @@ impl ProblemLog {
         self.kept.lock().damaged
     }
 
-    pub(super) fn into_problem_list(self) -> ProblemList {
-        let mut kept = self.kept.into_inner();
+    /// Takes the problems found so far, in order.
+    pub(super) fn take(&self) -> ProblemList {
+        let mut kept = std::mem::take(&mut *self.kept.lock());
         kept.list.sort();
         kept
     }
@@ -311,7 +312,7 @@ mod tests {
         for inode in [5, 3, 4] {
             log.add(Problem::new(What::Mode).inode(inode));
         }
-        let kept = log.into_problem_list();
+        let kept = log.take();
         assert_eq!((kept.list.len(), kept.suppressed, kept.damaged), (2, 1, true));
         assert_eq!(kept.list[0].inode, Some(InodeNumber(3)));
     }

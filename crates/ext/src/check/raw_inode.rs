@@ -11,7 +11,7 @@ use crate::units::saturating_usize;
 use crate::{Result, SharedBytes};
 
 /// Returns true if an inode has a map of pointers or extents.
-pub(super) fn has_map(check: &Check<'_>, raw: &RawInode) -> bool {
+pub(crate) fn has_map(check: &Check<'_>, raw: &RawInode) -> bool {
     raw.i_flags.get() & flags::INLINE_DATA == 0
         && match file_type(raw) {
             Some(FileType::File | FileType::Directory) => true,
@@ -20,13 +20,13 @@ pub(super) fn has_map(check: &Check<'_>, raw: &RawInode) -> bool {
         }
 }
 
-pub(super) fn file_type(raw: &RawInode) -> Option<FileType> {
+pub(crate) fn file_type(raw: &RawInode) -> Option<FileType> {
     FileType::from_mode(raw.i_mode.get().into())
 }
 
 /// Returns true for a fast symbolic link: the target is in the inode, and its only block may hold
 /// attributes.
-pub(super) fn is_fast_symlink(check: &Check<'_>, raw: &RawInode) -> bool {
+pub(crate) fn is_fast_symlink(check: &Check<'_>, raw: &RawInode) -> bool {
     let flags = raw.i_flags.get();
     if check.super_.incompatible.contains(Incompatible::EA_INODE) {
         // EA inodes are counted, too.
@@ -38,7 +38,7 @@ pub(super) fn is_fast_symlink(check: &Check<'_>, raw: &RawInode) -> bool {
 }
 
 /// Returns the xattr block of an inode; 0 for none.
-pub(super) fn xattr_block(check: &Check<'_>, raw: &RawInode) -> u64 {
+pub(crate) fn xattr_block(check: &Check<'_>, raw: &RawInode) -> u64 {
     let high = match check.super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
         true => u64::from(raw.i_file_acl_high.get()) << 32,
         false => 0,
@@ -46,12 +46,12 @@ pub(super) fn xattr_block(check: &Check<'_>, raw: &RawInode) -> u64 {
     high | u64::from(raw.i_file_acl_lo.get())
 }
 
-pub(super) fn inode_size(raw: &RawInode) -> u64 {
+pub(crate) fn inode_size(raw: &RawInode) -> u64 {
     u64::from(raw.i_size_lo.get()) | u64::from(raw.i_size_high.get()) << 32
 }
 
 /// Reads the bytes of an inode.
-pub(super) fn read_inode_slot(check: &Check<'_>, number: u32) -> Result<SharedBytes> {
+pub(crate) fn read_inode_slot(check: &Check<'_>, number: u32) -> Result<SharedBytes> {
     if let Some(kept) = check.directory_inodes.get(number) {
         return Ok(SharedBytes::from_owned_bytes(kept));
     }

@@ -315,6 +315,19 @@ impl RawSuperblock {
         self.s_state.set(self.s_state.get() | STATE_ERRORS);
     }
 
+    /// Returns true if the volume was unmounted cleanly and no damage is recorded.
+    pub fn is_marked_clean(&self) -> bool {
+        self.s_state.get() & (STATE_CLEAN | STATE_ERRORS) == STATE_CLEAN
+    }
+
+    /// Marks the volume as checked at `now`, in seconds, and free of damage.
+    pub fn mark_checked(&mut self, now: u32) {
+        self.s_state.set((self.s_state.get() | STATE_CLEAN) & !STATE_ERRORS);
+        self.s_error_count.set(0);
+        self.s_mnt_count.set(0);
+        self.s_lastcheck.set(now);
+    }
+
     /// Sets the free blocks and inodes.
     ///
     /// # Errors

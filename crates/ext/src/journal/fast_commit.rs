@@ -20,9 +20,9 @@ use std::sync::Arc;
 use draconis_device::Disk;
 use draconis_types::{FileType, Time};
 
-use super::cow_disk::CowDisk;
 use super::journal_file::JournalFile;
 use super::recovery::{JournalDamage, LogSource};
+use crate::blocks::cow_disk::CowDisk;
 use crate::blocks::role::Role;
 use crate::format::inode;
 use crate::format::inode_slot::InodeSlot;

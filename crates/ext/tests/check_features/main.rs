@@ -18,6 +18,9 @@ mod parts;
 mod plants;
 #[path = "../matrix/pool.rs"]
 mod pool;
+#[path = "../common/repairing.rs"]
+mod repairing;
+mod repairs;
 #[path = "../matrix/seen.rs"]
 #[allow(dead_code, reason = "the matrix compares what is on the volumes, too")]
 mod seen;

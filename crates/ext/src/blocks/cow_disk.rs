@@ -12,11 +12,13 @@ use draconis_device::{
 use draconis_types::Block;
 use parking_lot::Mutex;
 
+use crate::FsBlock;
 use crate::blocks::data::SharedBytes;
+use crate::blocks::uncached::read_bytes;
 use crate::units::saturating_usize;
 
 /// Copy-on-write disk in memory.
-pub(super) struct CowDisk {
+pub(crate) struct CowDisk {
     disk: Arc<dyn Disk>,
     block_bytes: u64,
     /// Limit of changed blocks.
@@ -27,7 +29,7 @@ pub(super) struct CowDisk {
 }
 
 impl CowDisk {
-    pub(super) fn new(disk: Arc<dyn Disk>, block_bytes: u32, most: usize) -> Self {
+    pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32, most: usize) -> Self {
         let (kept, tickets, is_done) = (Mutex::default(), AtomicU64::new(0), AtomicBool::default());
         Self {
             disk,
@@ -40,28 +42,54 @@ impl CowDisk {
     }
 
     /// Makes the disk read-only.
-    pub(super) fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         self.is_frozen.store(true, Ordering::Relaxed);
     }
 
     /// Returns the changed blocks.
-    pub(super) fn blocks(&self) -> BTreeMap<u64, SharedBytes> {
+    pub(crate) fn blocks(&self) -> BTreeMap<u64, SharedBytes> {
         self.changed.lock().clone()
     }
 
-    /// Stores the blocks of a group.
+    /// Returns a block with its changes.
+    pub(crate) fn block(&self, at: FsBlock) -> Result<Vec<u8>, Error> {
+        if let Some(bytes) = self.changed.lock().get(&at.0) {
+            return Ok(bytes.to_vec());
+        }
+        let extent = Extent::new(at.0.saturating_mul(self.block_bytes), self.block_bytes);
+        read_bytes(&*self.disk, extent)
+    }
+
+    /// Changes a block.
+    ///
+    /// # Errors
+    /// [`Error::ServiceEnded`] if there are too many changed blocks.
+    pub(crate) fn put(&self, at: FsBlock, bytes: Vec<u8>) -> Result<(), Error> {
+        let mut kept = self.changed.lock();
+        kept.insert(at.0, SharedBytes::from_owned_bytes(bytes.into_boxed_slice()));
+        if kept.len() > self.max_blocks { Err(Error::ServiceEnded) } else { Ok(()) }
+    }
+
+    /// Stores the writes of a group, of whole blocks or parts of them.
     fn store_group(&self, group: &Group) -> Result<(), Error> {
-        let len = saturating_usize(self.block_bytes);
         for write in &group.writes {
-            let first = write.at_bytes.checked_div(self.block_bytes).unwrap_or(0);
-            for nth in 0..write.block.len().checked_div(len).unwrap_or(0) {
-                let mut bytes = vec![0; len].into_boxed_slice();
-                write.block.copy_out(nth.saturating_mul(len), &mut bytes);
-                let mut kept = self.changed.lock();
-                kept.insert(first.saturating_add(nth as u64), SharedBytes::from_owned_bytes(bytes));
-                if kept.len() > self.max_blocks {
-                    return Err(Error::ServiceEnded);
-                }
+            let end = write.at_bytes.saturating_add(write.block.len() as u64);
+            let mut at = write.at_bytes;
+            while at < end {
+                let block = at.checked_div(self.block_bytes).unwrap_or(0);
+                let start = block.saturating_mul(self.block_bytes);
+                let to = start.saturating_add(self.block_bytes).min(end);
+                let is_whole = at == start && to.saturating_sub(at) == self.block_bytes;
+                let mut bytes = match is_whole {
+                    true => vec![0; saturating_usize(self.block_bytes)],
+                    false => self.block(FsBlock(block))?,
+                };
+                let part = saturating_usize(at.saturating_sub(start))
+                    ..saturating_usize(to.saturating_sub(start));
+                let from = saturating_usize(at.saturating_sub(write.at_bytes));
+                write.block.copy_out(from, bytes.get_mut(part).unwrap_or_default());
+                self.put(FsBlock(block), bytes)?;
+                at = to.max(at.saturating_add(1));
             }
         }
         Ok(())

@@ -1,0 +1,440 @@
+//! Repair of an unmounted volume.
+//!
+//! ```text
+//!   disk ─▶ changes in memory ─▶ check ─▶ fixes ─▶ check ─▶ .. ─▶ silent ─▶ undo file ─▶ redo log
+//!                                  ▲        │
+//!                                  └────────┘  the lowest pass that found something
+//! ```
+//! Law 1: nothing is written before the check of the repaired volume, in memory, is silent. Then
+//! all is written as one change: a cut leaves the old volume or the repaired one.
+//! Law 2: each fix answers a problem of the check. A problem without a fix ends the repair.
+//! Law 3: what could be read stays readable: blocks claimed twice are copied, and what has no name
+//! gets one in `lost+found`.
+//! Law 4: a block that a file had at any time of the repair holds nothing new, and no log.
+//! Law 5: maps and directories are not patched but built anew from what is valid in them.
+
+mod bitmaps;
+mod blocks;
+mod directories;
+mod groups;
+mod inodes;
+mod maps;
+mod superblock;
+mod undo;
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+
+use draconis_device::{Disk, Extent};
+use draconis_types::Time;
+
+use crate::blocks::cow_disk::CowDisk;
+use crate::blocks::uncached::{read_bytes, read_raw_superblock};
+use crate::check::bit_set::AtomicBitSet;
+use crate::check::{self, Check, CheckOptions, Problem, Progress, Report, What};
+use crate::format::superblock::{RawSuperblock, Superblock};
+use crate::journal;
+use crate::offline::Result;
+use crate::redo_log::RedoLog;
+use crate::tune::{TuneChanges, tune};
+use crate::units::saturating_usize;
+use crate::{Error, FsBlock};
+
+pub use crate::offline::OfflineError;
+pub use undo::revert;
+
+/// Limit of rounds of check and fixes.
+const MAX_ROUNDS: usize = 48;
+/// Problems of a round; further ones belong to the next.
+const PROBLEMS_PER_ROUND: usize = 50_000;
+/// Times that a problem may come back before it counts as one without a fix.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// Options of a repair.
+#[derive(Clone, Copy, Debug)]
+pub struct RepairOptions {
+    /// Options of each check.
+    pub check: CheckOptions,
+    /// Time of the repair.
+    pub now: Time,
+    /// Limit of the changes, which are held in memory, in bytes.
+    pub max_change_bytes: u64,
+}
+
+/// A problem, and what the repair does about it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fix {
+    /// The problem.
+    pub problem: Problem,
+    /// What is done.
+    pub action: &'static str,
+    /// True if the first whole check did not find the problem: other fixes led to it.
+    pub follows: bool,
+}
+
+/// A repair in memory.
+pub struct Repair {
+    /// Result of the first check that completed all passes, or else of the first.
+    pub before: Report,
+    /// What is done, in order.
+    pub fixes: Vec<Fix>,
+    /// Problems that have no fix. The volume is not written then.
+    pub unfixed: Vec<Problem>,
+    changes: Arc<CowDisk>,
+    /// Clusters that belonged to something at any time.
+    taken: AtomicBitSet,
+    super_: Option<Superblock>,
+}
+
+/// Plans the repair of the unmounted volume on `disk`. Nothing is written.
+///
+/// # Errors
+/// As [`check::check`]; [`OfflineError::Unsupported`] for more changes than memory may hold.
+pub fn plan(
+    disk: &Arc<dyn Disk>,
+    options: &RepairOptions,
+    progress: Progress<'_>,
+) -> Result<Repair> {
+    let raw = match read_raw_superblock(&**disk) {
+        Ok(raw) => raw,
+        Err(Error::NotExt) => superblock::find_backup(&**disk, None).ok_or(Error::NotExt)?.0,
+        Err(other) => return Err(other.into()),
+    };
+    if raw.interrupted_change().is_some() {
+        let feature = "unfinished: a change of the whole volume was cut off".to_owned();
+        return Err(Error::Unsupported { feature }.into());
+    }
+    let block_bytes =
+        superblock::block_bytes(&raw).ok_or(Error::corrupt("superblock: block size"))?;
+    let most = options.max_change_bytes.checked_div(block_bytes.into()).unwrap_or(0);
+    let changes = Arc::new(CowDisk::new(disk.clone(), block_bytes, saturating_usize(most)));
+    let mut repair = Repair {
+        before: Report::default(),
+        fixes: vec![],
+        unfixed: vec![],
+        changes,
+        taken: AtomicBitSet::new(0),
+        super_: None,
+    };
+    match repair.run(options, progress) {
+        Err(OfflineError::Volume(Error::Io(draconis_device::Error::ServiceEnded))) => {
+            let what = "more changes than memory is allowed for: --memory allows more";
+            Err(OfflineError::Unsupported(what.to_owned()))
+        }
+        done => done.map(|()| repair),
+    }
+}
+
+impl Repair {
+    /// Returns the number of changed blocks.
+    pub fn changed_block_count(&self) -> usize {
+        self.changes.blocks().len()
+    }
+
+    /// Returns true if there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.fixes.is_empty() && self.unfixed.is_empty()
+    }
+
+    fn run(&mut self, options: &RepairOptions, progress: Progress<'_>) -> Result<()> {
+        let disk: Arc<dyn Disk> = self.changes.clone();
+        if let Some((problem, action)) = superblock::restore_unusable(&self.changes)? {
+            self.note(problem, action);
+        }
+        self.replay_journal(&disk)?;
+        let options_of_check = CheckOptions { max_problems: PROBLEMS_PER_ROUND, ..options.check };
+        let mut attempts: HashMap<Problem, u32> = HashMap::new();
+        let mut later = BTreeSet::new();
+        for round in 0..MAX_ROUNDS {
+            let raw = read_raw_superblock(&*disk)?;
+            let (report, found) = check::examine(&disk, raw, false, options_of_check, progress)?;
+            if round == 0 || report.complete && !self.before.complete {
+                self.before = report.clone();
+            }
+            if let Some(check) = &found {
+                self.remember_used(check);
+            }
+            let pass = report.problems.iter().map(|it| it.what.pass()).min();
+            let Some(pass) = pass else {
+                if !self.add_dropped_features(&disk, &mut later, options)? {
+                    return self.finish(&disk, options);
+                }
+                continue;
+            };
+            let mut now: Vec<&Problem> =
+                report.problems.iter().filter(|it| it.what.pass() == pass).collect();
+            let quota = |it: &&Problem| it.what == What::Quota;
+            if now.iter().all(quota) {
+                later.insert(LaterStep::Quota);
+                if !self.add_dropped_features(&disk, &mut later, options)? {
+                    self.unfixed = now.into_iter().cloned().collect();
+                    return Ok(());
+                }
+                for problem in now {
+                    self.note(problem.clone(), "the quota files are made anew");
+                }
+                continue;
+            }
+            now.retain(|it| !quota(it));
+            let mut tried = 0;
+            for problem in &now {
+                let times = attempts.entry((*problem).clone()).or_default();
+                *times = times.saturating_add(1);
+                tried = tried.max(*times);
+            }
+            if tried > MAX_ATTEMPTS {
+                self.unfixed = now.into_iter().cloned().collect();
+                return Ok(());
+            }
+            let mut fixer = Fixer {
+                check: found.as_ref(),
+                changes: &self.changes,
+                taken: &self.taken,
+                next_free: 0,
+                now: options.now,
+                blocks_left: Cell::new(self.taken.len().saturating_mul(8).saturating_add(1 << 22)),
+                attempt: tried,
+                later: &mut later,
+                fixes: vec![],
+            };
+            fixer.fix_pass(pass, &now)?;
+            let fixes = std::mem::take(&mut fixer.fixes);
+            if fixes.is_empty() {
+                self.unfixed = now.into_iter().cloned().collect();
+                return Ok(());
+            }
+            for (problem, action) in fixes {
+                self.note(problem, action);
+            }
+        }
+        let what = format!("more than {MAX_ROUNDS} rounds of check and repair");
+        Err(OfflineError::Unsupported(what))
+    }
+
+    /// Replays the journal in memory, up to its first damage.
+    fn replay_journal(&mut self, disk: &Arc<dyn Disk>) -> Result<()> {
+        let raw = read_raw_superblock(&**disk)?;
+        let Some(super_) = raw.check_lenient().ok().filter(Superblock::needs_recovery) else {
+            return Ok(());
+        };
+        let problem = Problem::new(What::JournalNotEmpty);
+        match journal::replay(disk, &super_) {
+            Ok(()) => self.note(problem, "the journal is replayed"),
+            Err(Error::Corrupt { what, block, .. }) => {
+                let replayed = journal::open_replayed(disk.clone(), &super_)?;
+                for at in replayed.changed {
+                    let extent = Extent::new(
+                        at.0.saturating_mul(super_.block_bytes.into()),
+                        super_.block_bytes.into(),
+                    );
+                    let bytes = read_bytes(&*replayed.disk, extent).map_err(Error::from)?;
+                    self.changes.put(at, bytes).map_err(Error::from)?;
+                }
+                superblock::edit(&self.changes, RawSuperblock::set_recovered)?;
+                let problem =
+                    Problem { block, name: Some(what.into()), ..Problem::new(What::Journal) };
+                self.note(problem, "the journal is replayed up to there, and emptied");
+            }
+            Err(other) => return Err(other.into()),
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, problem: Problem, action: &'static str) {
+        let follows = self.before.complete && !self.before.problems.contains(&problem);
+        self.fixes.push(Fix { problem, action, follows });
+    }
+
+    /// Remembers the clusters in use: they are not allocated from now on.
+    fn remember_used(&mut self, check: &Check<'_>) {
+        if self.taken.len() != check.used.len() {
+            self.taken = AtomicBitSet::new(check.used.len());
+        }
+        for at in (0..check.used.len()).step_by(64) {
+            self.taken.insert_word(at, check.used.word_from(at));
+        }
+        self.super_ = Some(check.super_.clone());
+    }
+
+    /// Makes anew what the fixes removed. Returns true if there was something.
+    fn add_dropped_features(
+        &mut self,
+        disk: &Arc<dyn Disk>,
+        later: &mut BTreeSet<LaterStep>,
+        options: &RepairOptions,
+    ) -> Result<bool> {
+        let Some(step) = later.pop_first() else { return Ok(false) };
+        self.mark_clean(options)?;
+        let features: &[&[&str]] = match step {
+            LaterStep::Journal => &[&["has_journal"]],
+            LaterStep::OrphanFile => &[&["orphan_file"]],
+            LaterStep::Quota => &[&["^quota"], &["quota"]],
+        };
+        for features in features {
+            let features = features.iter().map(|it| (*it).to_owned()).collect();
+            tune(&**disk, &TuneChanges { features, ..TuneChanges::default() }, options.now)?;
+        }
+        Ok(true)
+    }
+
+    fn mark_clean(&self, options: &RepairOptions) -> Result<()> {
+        let now = crate::format::superblock::to_disk_seconds(options.now);
+        Ok(superblock::edit(&self.changes, |raw| raw.mark_checked(now))?)
+    }
+
+    fn finish(&mut self, disk: &Arc<dyn Disk>, options: &RepairOptions) -> Result<()> {
+        let raw = read_raw_superblock(&**disk)?;
+        if !self.fixes.is_empty() || !raw.is_marked_clean() {
+            self.mark_clean(options)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the blocks that differ from `disk`.
+    fn changed_blocks(
+        &self,
+        disk: &dyn Disk,
+        super_: &Superblock,
+    ) -> Result<BTreeMap<u64, Vec<u8>>> {
+        let mut changed = BTreeMap::new();
+        for (at, bytes) in self.changes.blocks() {
+            let len = u64::from(super_.block_bytes);
+            let extent = Extent::new(at.saturating_mul(len), len);
+            if read_bytes(disk, extent).map_err(Error::from)? != *bytes {
+                changed.insert(at, bytes.to_vec());
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Returns free block ranges for a log of `blocks`, the last ones first.
+    fn log_ranges(&self, super_: &Superblock, blocks: u64) -> Vec<Range<u64>> {
+        let ratio = u64::from(super_.cluster_blocks.max(1));
+        let first = u64::from(super_.first_data_block);
+        let (mut ranges, mut left): (Vec<Range<u64>>, u64) = (vec![], blocks);
+        let mut cluster = self.taken.len();
+        while left > 0 && cluster > 0 {
+            cluster = cluster.saturating_sub(1);
+            if self.taken.contains(cluster) {
+                continue;
+            }
+            let start = first.saturating_add(cluster.saturating_mul(ratio));
+            let end = start.saturating_add(ratio).min(super_.blocks);
+            left = left.saturating_sub(end.saturating_sub(start));
+            match ranges.last_mut() {
+                Some(last) if last.start == end => last.start = start,
+                _ => ranges.push(start..end),
+            }
+        }
+        ranges
+    }
+
+    /// Writes the repaired volume as one change of `disk`; first the old bytes of all that changes
+    /// go to `undo`, durably. The log of the change goes to free blocks of the volume, or to
+    /// `scratch`, which [`revert`] takes after a cut.
+    ///
+    /// # Errors
+    /// [`OfflineError::NoLogSpace`]: nothing was written; errors of the disk or of the files.
+    pub fn write(&self, disk: &dyn Disk, undo: Option<File>, scratch: Option<File>) -> Result<()> {
+        if !self.unfixed.is_empty() {
+            return Err(Error::Misuse("a repair that is not complete").into());
+        }
+        let Some(super_) = &self.super_ else { return Ok(()) };
+        let mut changed = self.changed_blocks(disk, super_)?;
+        if changed.is_empty() {
+            return Ok(());
+        }
+        let (super_block, at) = super_.location();
+        let to_be = read_raw_superblock(&*self.changes)?;
+        let homes = changed.len() as u64;
+        let per_index = u64::from(super_.block_bytes) / 32;
+        let log = homes.saturating_add(homes / per_index.max(1)).saturating_add(8);
+        let ranges = match scratch {
+            Some(_) => vec![],
+            None => self.log_ranges(super_, log),
+        };
+        if let Some(undo) = undo {
+            let log_blocks = ranges.iter().cloned().flatten();
+            let all: BTreeSet<u64> =
+                changed.keys().copied().chain(log_blocks).chain([super_block.0]).collect();
+            undo::save(undo, disk, super_, &all)?;
+        }
+        if let Some(scratch) = scratch {
+            let all = changed.into_keys().chain([super_block.0]).collect();
+            let mut file = undo::save(scratch, &*self.changes, super_, &all)?;
+            return revert(disk, &mut file).map(drop);
+        }
+        // The log writes the superblock itself; around it, its block does not change.
+        if let Some(bytes) = changed.remove(&super_block.0) {
+            let old = self.read_home(disk, super_, super_block)?;
+            let around = |bytes: &[u8]| {
+                let mut bytes = bytes.to_vec();
+                let end = at.saturating_add(crate::format::superblock::LEN_BYTES);
+                bytes.get_mut(at..end).unwrap_or_default().fill(0);
+                bytes
+            };
+            if around(&old) != around(&bytes) {
+                return Err(Error::Misuse("a change beside the superblock").into());
+            }
+        }
+        if read_raw_superblock(disk).is_err() {
+            superblock::write_first(disk, &to_be)?;
+        }
+        let mut redo = RedoLog::new(disk, super_.block_bytes, ranges);
+        for (at, bytes) in changed {
+            redo.stage_block(FsBlock(at), bytes)?;
+        }
+        Ok(redo.commit(&to_be)?)
+    }
+
+    fn read_home(&self, disk: &dyn Disk, super_: &Superblock, at: FsBlock) -> Result<Vec<u8>> {
+        let len = u64::from(super_.block_bytes);
+        let extent = Extent::new(at.0.saturating_mul(len), len);
+        Ok(read_bytes(disk, extent).map_err(Error::from)?)
+    }
+}
+
+/// What is made anew when all else is in order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum LaterStep {
+    Journal,
+    OrphanFile,
+    Quota,
+}
+
+/// One round of fixes.
+struct Fixer<'a> {
+    /// What the check found out; `None` if it ended with the superblock.
+    check: Option<&'a Check<'a>>,
+    changes: &'a CowDisk,
+    taken: &'a AtomicBitSet,
+    /// Cluster from which on free ones are sought.
+    next_free: u64,
+    now: Time,
+    /// Blocks of maps that this round may still visit: hostile maps claim the same ones many times.
+    blocks_left: Cell<u64>,
+    /// How often the problems of this round were found, this time included.
+    attempt: u32,
+    later: &'a mut BTreeSet<LaterStep>,
+    fixes: Vec<(Problem, &'static str)>,
+}
+
+impl Fixer<'_> {
+    fn fix_pass(&mut self, pass: u8, problems: &[&Problem]) -> crate::Result<()> {
+        match pass {
+            0 => self.fix_superblock_and_groups(problems),
+            1 => self.fix_inodes(problems),
+            2 => self.fix_directories(problems),
+            3 => self.fix_connections(problems),
+            4 => self.fix_links(problems),
+            _ => self.fix_bitmaps(problems),
+        }
+    }
+
+    fn done(&mut self, problem: &Problem, action: &'static str) {
+        self.fixes.push((problem.clone(), action));
+    }
+}

@@ -1,0 +1,415 @@
+//! Pass 0: descriptors of groups, the journal, and the other structures of the volume itself.
+
+use draconis_device::Extent;
+
+use super::{Fixer, LaterStep};
+use crate::blocks::uncached::read_bytes;
+use crate::check::{Problem, What};
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::group::{GroupDescriptor, flags, has_valid_checksum};
+use crate::format::inode_slot::InodeSlot;
+use crate::format::jbd2::RawJournalSuperblock;
+use crate::format::le16;
+use crate::format::mmp::{self, MmpRecord};
+use crate::format::orphan_file;
+use crate::mkfs::journal;
+use crate::offline::PlannedVolume;
+use crate::offline::reserved_gdt::{self, RESIZE_INODE};
+use crate::redo_log::RedoLog;
+use crate::units::{saturating_u32, saturating_usize};
+use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
+
+/// Fewest blocks of a journal.
+const MIN_JOURNAL_BLOCKS: u64 = 1024;
+
+impl Fixer<'_> {
+    pub(super) fn fix_superblock_and_groups(&mut self, problems: &[&Problem]) -> Result<()> {
+        if self.check.is_none() {
+            let fixable = |it: &&&Problem| it.what != What::VolumeBeyondDisk;
+            let Some(problem) = problems.iter().find(fixable) else { return Ok(()) };
+            return self.fix_super_alone(problem);
+        }
+        for problem in problems {
+            self.fix_structure(problem)?;
+        }
+        Ok(())
+    }
+
+    /// Fixes what the check sees in the superblock alone.
+    fn fix_super_alone(&mut self, problem: &Problem) -> Result<()> {
+        match problem.what {
+            What::Superblock | What::SuperblockChecksum | What::FeatureClash => {
+                self.fix_superblock(problem)
+            }
+            _ => self.fix_super_field(problem),
+        }
+    }
+
+    fn fix_super_field(&mut self, problem: &Problem) -> Result<()> {
+        match problem.what {
+            What::JournalWithoutFeature => {
+                self.edit_super(|raw| {
+                    raw.s_journal_inum.set(0);
+                    raw.s_journal_uuid = [0; 16];
+                })?;
+                self.done(problem, "the superblock names no journal any more");
+            }
+            What::JournalInode if problem.inode.is_none() => {
+                self.edit_super(|raw| {
+                    raw.s_journal_inum.set(8);
+                    raw.s_journal_uuid = [0; 16];
+                })?;
+                self.done(problem, "the superblock names inode 8");
+            }
+            What::FeaturesInRevision0 => {
+                self.edit_super(|raw| {
+                    raw.s_rev_level.set(1);
+                    raw.s_first_ino.set(11);
+                    raw.s_inode_size.set(128);
+                })?;
+                self.done(problem, "the revision is 1 now");
+            }
+            What::ReserveWithoutFeature => {
+                self.edit_super(|raw| raw.s_reserved_gdt_blocks.set(0))?;
+                self.done(problem, "no descriptor blocks are reserved");
+            }
+            What::MmpBlock if problem.block == Some(FsBlock(0)) => {
+                self.drop_mmp()?;
+                self.done(problem, "the feature mmp is removed");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn fix_structure(&mut self, problem: &Problem) -> Result<()> {
+        match problem.what {
+            What::JournalInode if problem.inode.is_some() => self.fix_journal(problem),
+            What::JournalNotEmpty => {
+                let Some(at) = self.first_block(8)? else { return Ok(()) };
+                let mut bytes = self.block(at.0)?;
+                let raw = RawJournalSuperblock::view_mut(&mut bytes)?;
+                let next = raw.s_sequence.get().wrapping_add(1);
+                raw.set_tail(None, next);
+                raw.set_errno(0);
+                self.put(at.0, bytes)?;
+                self.done(problem, "the journal is emptied");
+                Ok(())
+            }
+            What::GroupBlockBitmap
+            | What::GroupInodeBitmap
+            | What::GroupInodeTable
+            | What::GroupOverlap
+            | What::GroupChecksum => self.fix_descriptor(problem),
+            What::GroupUnused | What::GroupUninitialised | What::UsedUninitialised => {
+                let Some(GroupNumber(group)) = problem.group else { return Ok(()) };
+                self.edit_group(group, initialise)?;
+                self.done(problem, "the whole group counts as initialised");
+                Ok(())
+            }
+            What::MmpBlock if self.attempt == 1 && problem.block != Some(FsBlock(0)) => {
+                self.write_mmp_block(problem)
+            }
+            What::MmpBlock => {
+                self.drop_mmp()?;
+                self.done(problem, "the feature mmp is removed");
+                Ok(())
+            }
+            What::OrphanFile => self.fix_orphan_file(problem),
+            What::ResizeInode => self.fix_resize_inode(problem),
+            What::ResizeInodeWithoutFeature => {
+                self.clear_reserved(7)?;
+                self.done(problem, "the resize inode is cleared");
+                Ok(())
+            }
+            _ => self.fix_super_field(problem),
+        }
+    }
+
+    pub(super) fn clear_reserved(&self, number: u32) -> Result<()> {
+        self.put_slot(number, vec![0; saturating_usize(self.check()?.super_.inode_bytes.into())])
+    }
+
+    fn fix_journal(&mut self, problem: &Problem) -> Result<()> {
+        let super_ = &self.check()?.super_;
+        let slot = self.slot(8)?;
+        let blocks: u64 = self.runs(8, &slot)?.iter().map(|run| u64::from(run.blocks)).sum();
+        let first = self.first_block(8)?;
+        match first {
+            Some(first) if self.attempt == 1 && blocks >= MIN_JOURNAL_BLOCKS => {
+                let count = saturating_u32(blocks);
+                let bytes = journal::raw_superblock(super_.block_bytes, count, 0, super_.uuid);
+                self.put(first.0, bytes)?;
+                self.edit_slot(8, |it| {
+                    it.set_mode(0o100_600);
+                    it.set_links(1);
+                    it.set_size(blocks.saturating_mul(super_.block_bytes.into()));
+                })?;
+                self.done(problem, "the journal is emptied, and its superblock made anew");
+            }
+            _ => {
+                self.drop_journal()?;
+                self.done(problem, "the journal is made anew");
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the descriptor of a group and seals it.
+    pub(super) fn edit_group(
+        &self,
+        group: u32,
+        change: impl FnOnce(&mut GroupDescriptor),
+    ) -> Result<()> {
+        let super_ = &self.check()?.super_;
+        let number = GroupNumber(group);
+        let (block, slot) = super_.descriptor_location(number);
+        let mut bytes = self.block(block.0)?;
+        let mut descriptor = GroupDescriptor::read(&bytes, slot, super_)?;
+        change(&mut descriptor);
+        descriptor.write_table_locations(&mut bytes, slot, super_)?;
+        descriptor.write(&mut bytes, slot, super_, number)?;
+        self.put(block.0, bytes)
+    }
+
+    /// Takes the locations of a group's structures from a copy of its descriptor.
+    fn fix_descriptor(&mut self, problem: &Problem) -> Result<()> {
+        let check = self.check()?;
+        let Some(GroupNumber(group)) = problem.group else { return Ok(()) };
+        let super_ = &check.super_;
+        let number = GroupNumber(group);
+        let (block, slot) = super_.descriptor_location(number);
+        let nth = group.checked_div(super_.descriptors_per_block()).unwrap_or(0);
+        let fits = |it: &GroupDescriptor| {
+            super_.is_valid_block(it.block_bitmap)
+                && super_.is_valid_block(it.inode_bitmap)
+                && it.check(super_).is_ok()
+        };
+        let mut backup = None;
+        for at in super_.descriptor_locations(nth).into_iter().filter(|at| *at != block) {
+            if !super_.is_valid_block(at) {
+                continue;
+            }
+            let bytes = self.block(at.0)?;
+            let found = GroupDescriptor::read(&bytes, slot, super_)?;
+            if has_valid_checksum(&bytes, slot, super_, number) && fits(&found) {
+                backup = Some(found);
+                break;
+            }
+        }
+        let Some(backup) = backup else {
+            if problem.what == What::GroupChecksum {
+                self.edit_group(group, initialise)?;
+                self.done(problem, "the descriptor is sealed anew");
+            } else if let Some(places) = self.computed_places(group)? {
+                self.edit_group(group, |own| {
+                    [own.block_bitmap, own.inode_bitmap, own.inode_table] = places;
+                    initialise(own);
+                })?;
+                self.done(problem, "the places are those that follow from the others");
+            }
+            return Ok(());
+        };
+        self.edit_group(group, |own| {
+            own.block_bitmap = backup.block_bitmap;
+            own.inode_bitmap = backup.inode_bitmap;
+            own.inode_table = backup.inode_table;
+            initialise(own);
+        })?;
+        self.done(problem, "the places are those of a copy of the descriptor");
+        Ok(())
+    }
+
+    /// Computes where the structures of a group lie, if two of the three places are right: the
+    /// bitmaps of a flex group follow each other, and then its inode tables.
+    fn computed_places(&self, group: u32) -> Result<Option<[FsBlock; 3]>> {
+        let check = self.check()?;
+        let super_ = &check.super_;
+        let Some(layout) = check.groups.get(saturating_usize(group.into())) else {
+            return Ok(None);
+        };
+        let [blocks, inodes, table] =
+            [layout.block_bitmap, layout.inode_bitmap, layout.inode_table];
+        let nth_table =
+            |nth: u32| u64::from(super_.inode_table_blocks()).saturating_mul(nth.into());
+        let flex = super_.flex_groups.max(1);
+        let within = group.checked_rem(flex).unwrap_or(0);
+        let mut found = vec![];
+        for width in [flex, super_.groups.min(flex), 1].map(u64::from) {
+            // What the other two say about each.
+            let from_blocks = blocks.saturating_add(width);
+            let table_of = |inodes: u64| {
+                inodes
+                    .saturating_sub(within.into())
+                    .saturating_add(width)
+                    .saturating_add(nth_table(within))
+            };
+            let inodes_of = |table: u64| {
+                table
+                    .saturating_sub(nth_table(within))
+                    .saturating_sub(width)
+                    .saturating_add(within.into())
+            };
+            for places in [
+                [blocks, inodes, table_of(inodes)],
+                [blocks, from_blocks, table],
+                [inodes.saturating_sub(width), inodes, table],
+            ] {
+                let [_, inodes, table] = places;
+                if inodes == inodes_of(table) && self.are_places(group, places)? {
+                    found.push(places.map(FsBlock));
+                }
+            }
+        }
+        found.dedup();
+        let own = [blocks, inodes, table].map(FsBlock);
+        Ok(found.into_iter().find(|places| *places != own))
+    }
+
+    /// Returns true if a group's structures may lie there: the bitmaps hold the bits of what they
+    /// must, and the table of group 0 holds the root.
+    fn are_places(&self, group: u32, [blocks, inodes, table]: [u64; 3]) -> Result<bool> {
+        let super_ = &self.check()?.super_;
+        let end = table.saturating_add(super_.inode_table_blocks().into());
+        let is_inside = |at: u64| super_.is_valid_block(FsBlock(at));
+        if ![blocks, inodes, table, end.saturating_sub(1)].into_iter().all(is_inside)
+            || (table..end).contains(&blocks)
+            || (table..end).contains(&inodes)
+            || blocks == inodes
+        {
+            return Ok(false);
+        }
+        if group > 0 {
+            return Ok(true);
+        }
+        // Inode 2 is a directory, and in use, as are all reserved inodes.
+        let at = table
+            .saturating_mul(super_.block_bytes.into())
+            .saturating_add(u64::from(super_.inode_bytes));
+        let extent = Extent::new(at, super_.inode_bytes.into());
+        let root = read_bytes(self.changes, extent)?;
+        let is_root = le16(&root, 0).is_some_and(|mode| mode & 0o170_000 == 0o040_000);
+        let used = self.block(inodes)?;
+        let first = self.block(blocks)?;
+        Ok(is_root && used.first() == Some(&0xFF) && first.first().is_some_and(|it| it & 1 == 1))
+    }
+
+    fn drop_mmp(&self) -> Result<()> {
+        self.edit_super(|raw| {
+            raw.s_mmp_block.set(0);
+            let features = raw.s_feature_incompat.get() & !Incompatible::MMP.bits();
+            raw.s_feature_incompat.set(features);
+        })
+    }
+
+    fn write_mmp_block(&mut self, problem: &Problem) -> Result<()> {
+        let super_ = &self.check()?.super_;
+        let Some(FsBlock(at)) = problem.block.filter(|at| super_.is_valid_block(*at)) else {
+            self.drop_mmp()?;
+            self.done(problem, "the feature mmp is removed");
+            return Ok(());
+        };
+        let record = MmpRecord {
+            sequence: mmp::SEQ_CLEAN,
+            interval_seconds: mmp::MIN_CHECK_INTERVAL,
+            node: String::new(),
+            device: String::new(),
+        };
+        let mut bytes = vec![0; saturating_usize(super_.block_bytes.into())];
+        mmp::write(&mut bytes, &record, self.seconds().into(), super_.checksum_seed);
+        self.put(at, bytes)?;
+        self.done(problem, "the block is made anew");
+        Ok(())
+    }
+
+    fn fix_orphan_file(&mut self, problem: &Problem) -> Result<()> {
+        let super_ = &self.check()?.super_;
+        let Some(InodeNumber(number)) = problem.inode else { return Ok(()) };
+        if super_.orphan_file.is_none() {
+            self.edit_super(|raw| raw.s_orphan_file_inum.set(0))?;
+            self.done(problem, "the superblock names no file of orphans any more");
+            return Ok(());
+        }
+        let is_valid = number >= super_.first_inode.0 && number <= super_.inodes;
+        let present = ReadOnlyCompatible::ORPHAN_PRESENT.bits();
+        if self.attempt > 1 || !is_valid {
+            self.edit_super(|raw| {
+                raw.s_orphan_file_inum.set(0);
+                let compatible = raw.s_feature_compat.get() & !Compatible::ORPHAN_FILE.bits();
+                raw.s_feature_compat.set(compatible);
+                raw.s_feature_ro_compat.set(raw.s_feature_ro_compat.get() & !present);
+            })?;
+            if is_valid {
+                self.clear_inode(number)?;
+            }
+            self.later.insert(LaterStep::OrphanFile);
+            self.done(problem, "the file is made anew");
+            return Ok(());
+        }
+        let mut slot = self.slot(number)?;
+        let runs = self.runs(number, &slot)?;
+        let generation = InodeSlot::from_bytes(&mut slot)?.generation();
+        let seed = super_.file_checksum_seed(FileId { inode: number, generation });
+        for at in runs.iter().flat_map(|run| run.start..run.start.saturating_add(run.blocks.into()))
+        {
+            let mut bytes = orphan_file::empty_block(saturating_usize(super_.block_bytes.into()));
+            if let Some(seed) = seed {
+                orphan_file::set_checksum(&mut bytes, seed, FsBlock(at));
+            }
+            self.put(at, bytes)?;
+        }
+        self.edit_super(|raw| {
+            raw.s_feature_ro_compat.set(raw.s_feature_ro_compat.get() & !present);
+        })?;
+        self.done(problem, "the file is emptied");
+        Ok(())
+    }
+
+    fn fix_resize_inode(&mut self, problem: &Problem) -> Result<()> {
+        let check = self.check()?;
+        let super_ = &check.super_;
+        let block_bytes = u64::from(super_.block_bytes);
+        let top = match self.attempt {
+            1 => {
+                let mut slot = self.slot(RESIZE_INODE.0)?;
+                let top = FsBlock(InodeSlot::from_bytes(&mut slot)?.pointer(13).into());
+                let is_own = super_.is_valid_block(top)
+                    && !check.metadata.contains(check.block_index(top.0))
+                    && !check.multiply_claimed.contains(check.cluster_index(top.0));
+                is_own.then_some(top)
+            }
+            _ => None,
+        };
+        let top = match top {
+            Some(top) => top,
+            None => FsBlock(self.allocate(1)?.first().copied().ok_or(Error::NoSpace)?),
+        };
+        let fan_out = block_bytes / 4;
+        let blocks = fan_out.saturating_mul(fan_out).saturating_add(fan_out).saturating_add(12);
+        self.edit_slot(RESIZE_INODE.0, |it| {
+            it.clear();
+            it.init_extra_fields();
+            it.set_mode(0o100_600);
+            it.set_links(1);
+            it.set_size(blocks.saturating_mul(block_bytes));
+        })?;
+        let planned = PlannedVolume {
+            raw: check.raw.clone(),
+            super_: super_.clone(),
+            groups: check.groups.iter().map(|it| it.descriptor).collect(),
+        };
+        let mut redo = RedoLog::new(self.changes, super_.block_bytes, vec![]);
+        reserved_gdt::rewrite(&mut redo, &planned, top, self.now)?;
+        for (at, bytes) in redo.into_staged() {
+            self.put(at, bytes)?;
+        }
+        self.done(problem, "the resize inode is made anew");
+        Ok(())
+    }
+}
+
+/// Forgets that a part of the group was never used.
+pub(super) fn initialise(group: &mut GroupDescriptor) {
+    group.flags &= !(flags::BLOCK_UNINIT | flags::INODE_UNINIT);
+    group.unused_inodes = 0;
+}

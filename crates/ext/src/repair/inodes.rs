@@ -1,0 +1,442 @@
+//! Pass 1 and 4: inodes, their maps and attributes, and their link counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zerocopy::FromBytes;
+
+use super::Fixer;
+use crate::check::inodes::{InodeRole, forbidden_flags};
+use crate::check::raw_inode::{inode_size, is_fast_symlink};
+use crate::check::{Problem, What};
+use crate::format::features::ReadOnlyCompatible;
+use crate::format::inode::{RawInode, fast_symlink_pointers, flags};
+use crate::format::inode_slot::InodeSlot;
+use crate::format::{put16, xattr};
+use crate::units::{saturating_u32, saturating_usize};
+use crate::{Error, FsBlock, InodeNumber, Result};
+
+const ROOT: u32 = 2;
+/// First inode that is not reserved, on every volume that mke2fs made.
+const FIRST_INODE: u32 = 11;
+/// Bytes of an inode before its extra fields.
+const OLD_BYTES: usize = 128;
+/// Bytes of the extra fields of a new inode.
+const EXTRA_BYTES: u16 = 32;
+/// Links from which on a directory counts none.
+const LINK_MAX: u64 = 65_000;
+
+/// What one inode needs besides changes of its fields.
+#[derive(Default)]
+struct InodeWork {
+    /// Blocks that others claim, too.
+    shared: BTreeSet<u64>,
+    rebuilds_map: bool,
+    clears: bool,
+    /// True for a directory that loses its hash tree.
+    rebuilds_directory: bool,
+}
+
+impl Fixer<'_> {
+    pub(super) fn fix_inodes(&mut self, problems: &[&Problem]) -> Result<()> {
+        let first_inode = self.check()?.super_.first_inode;
+        let is_too_many = |it: &&&Problem| {
+            it.what == What::ReservedInode
+                && it.inode.is_some_and(|it| it.0 >= FIRST_INODE)
+                && it.inode.is_some_and(|it| it < first_inode)
+        };
+        if let Some(problem) = problems.iter().find(is_too_many) {
+            // What counts as reserved is not what it is.
+            self.edit_super(|raw| raw.s_first_ino.set(FIRST_INODE))?;
+            self.done(problem, "the first inode that is not reserved is 11");
+            return Ok(());
+        }
+        let mut by_inode: BTreeMap<u32, Vec<&Problem>> = BTreeMap::new();
+        for problem in problems {
+            match (problem.what, problem.inode) {
+                (What::AttributeReferences, _) => self.fix_attribute_references(problem)?,
+                (_, Some(InodeNumber(inode))) => by_inode.entry(inode).or_default().push(problem),
+                (_, None) => {}
+            }
+        }
+        for (inode, problems) in &by_inode {
+            if problems.iter().any(|it| damages_map(it.what) || it.what == What::ClaimedTwice) {
+                self.take_blocks_of(*inode)?;
+            }
+        }
+        for (inode, problems) in by_inode {
+            let done = self.fix_inode(inode, &problems);
+            done.map_err(|error| error.with_inode(InodeNumber(inode)))?;
+        }
+        Ok(())
+    }
+
+    /// Takes all blocks of an inode: the check does not walk below a node that others claim, too.
+    fn take_blocks_of(&self, number: u32) -> Result<()> {
+        let check = self.check()?;
+        let slot = self.slot(number)?;
+        let (raw, _) = RawInode::ref_from_prefix(&slot).map_err(|_| Error::corrupt("inode"))?;
+        if !crate::check::raw_inode::has_map(check, raw) {
+            return Ok(());
+        }
+        for run in self.runs(number, &slot)? {
+            for at in run.start..run.start.saturating_add(run.blocks.into()) {
+                self.taken.insert(check.cluster_index(at));
+            }
+        }
+        Ok(())
+    }
+
+    fn fix_inode(&mut self, number: u32, problems: &[&Problem]) -> Result<()> {
+        let is_shared = |what| matches!(what, What::InMetadata | What::ClaimedTwice);
+        if number == 8 && problems.iter().any(|it| damages_map(it.what) || is_shared(it.what)) {
+            // A journal has no holes.
+            self.drop_journal()?;
+            problems.iter().for_each(|problem| self.done(problem, "the journal is made anew"));
+            return Ok(());
+        }
+        if number == 1 && problems.iter().any(|it| damages_map(it.what)) {
+            self.clear_reserved(number)?;
+            problems.iter().for_each(|it| self.done(it, "the list of bad blocks is cleared"));
+            return Ok(());
+        }
+        let mut slot = self.slot(number)?;
+        let mut work = InodeWork::default();
+        for problem in problems {
+            if let Some(action) = self.fix_slot(number, &mut slot, problem, &mut work)? {
+                self.done(problem, action);
+            }
+        }
+        if work.clears {
+            let now = self.seconds();
+            let mut it = InodeSlot::from_bytes(&mut slot)?;
+            it.set_links(0);
+            it.set_deleted(now);
+        } else if work.rebuilds_map {
+            self.copy_shared_attributes(&mut slot, &work.shared)?;
+            let (raw, _) = RawInode::ref_from_prefix(&slot).map_err(|_| Error::corrupt("inode"))?;
+            if crate::check::raw_inode::has_map(self.check()?, raw) {
+                self.rebuild_map(number, &mut slot, &work.shared)?;
+            }
+        }
+        self.put_slot(number, slot)?;
+        if work.rebuilds_directory && !work.clears {
+            self.rebuild_directory(number, None, &BTreeSet::new())?;
+        }
+        Ok(())
+    }
+
+    /// Changes the bytes of an inode for one problem; returns what it does, if there is something.
+    fn fix_slot(
+        &mut self,
+        number: u32,
+        slot: &mut [u8],
+        problem: &Problem,
+        work: &mut InodeWork,
+    ) -> Result<Option<&'static str>> {
+        let check = self.check()?;
+        let now = self.seconds();
+        let role = InodeRole::for_inode(check, number);
+        let is_plain = matches!(role, InodeRole::Ordinary | InodeRole::Root);
+        let (raw, _) = RawInode::mut_from_prefix(slot).map_err(|_| Error::corrupt("inode"))?;
+        let expected = problem.expected;
+        Ok(Some(match problem.what {
+            What::InodeChecksum => "the inode is sealed anew",
+            What::RootMissing => {
+                self.make_root(slot)?;
+                "the root is made anew"
+            }
+            What::ReservedInode if !matches!(role, InodeRole::Hidden | InodeRole::Journal) => {
+                match role {
+                    InodeRole::BadBlocks => {
+                        raw.i_mode.set(0);
+                        raw.i_links_count.set(0);
+                        raw.i_file_acl_lo.set(0);
+                        raw.i_file_acl_high.set(0);
+                    }
+                    _ => slot.fill(0),
+                }
+                self.edit_super(|raw| {
+                    for field in [
+                        &mut raw.s_usr_quota_inum,
+                        &mut raw.s_grp_quota_inum,
+                        &mut raw.s_prj_quota_inum,
+                    ]
+                    .into_iter()
+                    .filter(|field| field.get() == number)
+                    {
+                        field.set(0);
+                    }
+                })?;
+                "the reserved inode is cleared"
+            }
+            What::DeletedWithoutTime => {
+                raw.i_dtime.set(now);
+                "the time of deletion is set"
+            }
+            What::InOrphanList | What::OnOrphanList => {
+                let is_dead = raw.i_links_count.get() == 0;
+                raw.i_dtime.set(if is_dead { now } else { 0 });
+                if !is_dead && inode_size(raw) > 0 && is_plain {
+                    let size = inode_size(raw);
+                    self.cut_map(number, slot, size)?;
+                }
+                self.edit_super(|raw| raw.s_last_orphan.set(0))?;
+                "the list of orphans is emptied"
+            }
+            What::UsedWithDeletionTime => {
+                raw.i_dtime.set(0);
+                "the time of deletion is cleared"
+            }
+            What::Mode => {
+                work.clears = true;
+                "the inode is cleared"
+            }
+            What::Flags => {
+                let wrong = forbidden_flags(check, role, number, raw.i_mode.get());
+                let kept = match expected.and_then(|it| u32::try_from(it).ok()) {
+                    Some(expected) => expected,
+                    None => raw.i_flags.get() & !wrong,
+                };
+                let lost = raw.i_flags.get() & !kept;
+                let is_dir = raw.i_mode.get() & 0o170_000 == 0o040_000;
+                work.rebuilds_directory |= lost & flags::INDEX != 0 && is_dir && is_plain;
+                raw.i_flags.set(kept);
+                "the flags are cleared"
+            }
+            What::HighHalf => {
+                match problem.name.as_deref() {
+                    Some(b"i_blocks_hi") => raw.i_blocks_high.set(0),
+                    Some(b"i_file_acl_hi") => raw.i_file_acl_high.set(0),
+                    Some(b"i_size_high") => raw.i_size_high.set(0),
+                    _ => return Ok(None),
+                }
+                "the field is cleared"
+            }
+            What::FragmentAddress => {
+                raw.i_obso_faddr.set(0);
+                "the field is cleared"
+            }
+            What::ExtraSize => {
+                let _ = put16(slot, OLD_BYTES, EXTRA_BYTES);
+                "the size is set to 32"
+            }
+            What::AttributesInInode if raw.i_flags.get() & flags::INLINE_DATA == 0 => {
+                let extra = crate::format::le16(slot, OLD_BYTES).unwrap_or(0);
+                let from = OLD_BYTES.saturating_add(extra.into());
+                slot.get_mut(from..).unwrap_or_default().fill(0);
+                "the attributes inside the inode are cleared"
+            }
+            What::SpecialSize => {
+                raw.i_size_lo.set(0);
+                raw.i_size_high.set(0);
+                "the size is cleared"
+            }
+            What::Symlink => {
+                match self.symlink_target(number, slot)? {
+                    Some(target) => self.set_symlink(slot, &target)?,
+                    None => work.clears = true,
+                }
+                if work.clears { "the link is cleared" } else { "the size is the target's" }
+            }
+            What::Size if problem.found == expected => {
+                // The last block lies where no file reaches.
+                let size = expected.unwrap_or(0);
+                let block_bytes = u64::from(check.super_.block_bytes);
+                let size = size.saturating_sub(block_bytes);
+                self.cut_map(number, slot, size)?;
+                InodeSlot::from_bytes(slot)?.set_size(size);
+                "the last block is freed"
+            }
+            What::Size => {
+                let Some(expected) = expected else { return Ok(None) };
+                if raw.i_mode.get() & 0o170_000 == 0o040_000 && expected == 0 {
+                    // A directory without a block.
+                    work.clears = true;
+                    return Ok(Some("the directory without a block is cleared"));
+                }
+                InodeSlot::from_bytes(slot)?.set_size(expected);
+                "the size is set"
+            }
+            What::BlockCount => {
+                let Some(expected) = expected else { return Ok(None) };
+                raw.i_blocks_lo.set(saturating_u32(expected & u64::from(u32::MAX)));
+                let huge =
+                    check.super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
+                if huge {
+                    raw.i_blocks_high.set(u16::try_from(expected >> 32).unwrap_or(u16::MAX));
+                }
+                "the count is set"
+            }
+            what if damages_map(what) => {
+                work.rebuilds_map = true;
+                "the map of blocks is built anew from its valid part"
+            }
+            What::ExtentFlag => {
+                raw.i_flags.set(raw.i_flags.get() | flags::EXTENTS);
+                "the flag is set"
+            }
+            What::InMetadata | What::ClaimedTwice if !is_plain => return Ok(None),
+            What::InMetadata | What::ClaimedTwice => {
+                work.shared.extend(problem.block.map(|block| block.0));
+                work.rebuilds_map = true;
+                "the block is copied"
+            }
+            What::AttributeBlock => {
+                InodeSlot::from_bytes(slot)?.set_xattr_block(0);
+                "the inode has no block of attributes any more"
+            }
+            What::AttributeChecksum => {
+                let Some(at) = problem.block else { return Ok(None) };
+                self.reseal_attributes(at, None)?;
+                "the block is sealed anew"
+            }
+            What::AttributeValueReferences => {
+                let Some(expected) = expected else { return Ok(None) };
+                InodeSlot::from_bytes(slot)?.set_ea_ref_count(expected);
+                "the count is set"
+            }
+            What::LargeFileFeature => {
+                self.edit_super(|raw| {
+                    let all = raw.s_feature_ro_compat.get() | ReadOnlyCompatible::LARGE_FILE.bits();
+                    raw.s_feature_ro_compat.set(all);
+                })?;
+                "the feature is set"
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    /// Returns the target of a symbolic link up to its first NUL, if there is one.
+    fn symlink_target(&self, number: u32, slot: &[u8]) -> Result<Option<Vec<u8>>> {
+        let check = self.check()?;
+        let (raw, _) = RawInode::ref_from_prefix(slot).map_err(|_| Error::corrupt("inode"))?;
+        if raw.i_flags.get() & (flags::ENCRYPT | flags::INLINE_DATA) != 0 {
+            return Ok(None);
+        }
+        let bytes = if is_fast_symlink(check, raw) {
+            raw.i_block.map(|word| word.get().to_le_bytes()).as_flattened().to_vec()
+        } else {
+            match self.runs(number, slot)?.as_slice() {
+                [run] if run.from == 0 && run.blocks == 1 => self.block(run.start)?,
+                _ => vec![],
+            }
+        };
+        let len = bytes.iter().position(|byte| *byte == 0).filter(|len| *len > 0);
+        Ok(len.and_then(|len| bytes.get(..len)).map(<[u8]>::to_vec))
+    }
+
+    /// Sets the target, which may move into the inode if it became short.
+    fn set_symlink(&self, slot: &mut [u8], target: &[u8]) -> Result<()> {
+        let mut it = InodeSlot::from_bytes(slot)?;
+        it.set_size(target.len() as u64);
+        if let Some(pointers) = fast_symlink_pointers(target) {
+            it.set_flags(it.flags() & !flags::EXTENTS);
+            it.set_pointers(pointers);
+            let attributes = u64::from(it.xattr_block() != 0);
+            let sectors = u64::from(self.check()?.super_.block_bytes) / 512;
+            it.set_sectors(sectors.saturating_mul(attributes));
+        }
+        Ok(())
+    }
+
+    /// Gives the inode a copy of its block of attributes, if others claim it.
+    fn copy_shared_attributes(&mut self, slot: &mut [u8], shared: &BTreeSet<u64>) -> Result<()> {
+        let mut it = InodeSlot::from_bytes(slot)?;
+        let old = it.xattr_block();
+        if !shared.contains(&old) {
+            return Ok(());
+        }
+        let new = self.allocate(1)?.first().copied().ok_or(Error::NoSpace)?;
+        it.set_xattr_block(new);
+        self.put(new, self.block(old)?)?;
+        self.reseal_attributes(FsBlock(new), Some(1))
+    }
+
+    fn reseal_attributes(&self, at: FsBlock, owners: Option<u32>) -> Result<()> {
+        let mut bytes = self.block(at.0)?;
+        if let Some(owners) = owners {
+            let _ = xattr::set_refcount(&mut bytes, owners);
+        }
+        if let Some(seed) = self.check()?.super_.checksum_seed {
+            xattr::set_checksum(&mut bytes, seed, at);
+        }
+        self.put(at.0, bytes)
+    }
+
+    fn fix_attribute_references(&mut self, problem: &Problem) -> Result<()> {
+        let owners = problem.expected.and_then(|it| u32::try_from(it).ok());
+        if let (Some(at), Some(owners)) = (problem.block, owners) {
+            self.reseal_attributes(at, Some(owners))?;
+            self.done(problem, "the count is set");
+        }
+        Ok(())
+    }
+
+    /// Makes an empty root directory.
+    fn make_root(&mut self, slot: &mut [u8]) -> Result<()> {
+        let extents = self.check()?.super_.incompatible;
+        let extents = extents.contains(crate::format::features::Incompatible::EXTENTS);
+        let mut it = InodeSlot::from_bytes(slot)?;
+        it.clear();
+        it.init_extra_fields();
+        it.set_mode(0o040_755);
+        it.set_links(2);
+        it.set_flags(if extents { flags::EXTENTS } else { 0 });
+        self.write_directory(ROOT, slot, ROOT, &[])
+    }
+
+    pub(super) fn fix_links(&mut self, problems: &[&Problem]) -> Result<()> {
+        let mut nameless = vec![];
+        for problem in problems {
+            let Some(InodeNumber(number)) = problem.inode else { continue };
+            match problem.what {
+                What::UnattachedEmpty => {
+                    self.clear_inode(number)?;
+                    self.done(problem, "the empty file is deleted");
+                }
+                What::Unattached => {
+                    let is_value = self.edit_slot(number, |it| it.is_ea_inode())?;
+                    if is_value {
+                        self.clear_inode(number)?;
+                        self.done(problem, "the value that no attribute has is deleted");
+                    } else {
+                        nameless.push(number);
+                        self.done(problem, "the file gets a name in lost+found");
+                    }
+                }
+                What::LinkCount => {
+                    let Some(names) = problem.expected else { continue };
+                    let is_dir = self.check()?.inode_states.get(number).is_directory();
+                    let links = match names {
+                        LINK_MAX.. if is_dir => 1,
+                        names => u16::try_from(names).unwrap_or(u16::MAX),
+                    };
+                    self.edit_slot(number, |it| it.set_links(links))?;
+                    self.done(problem, "the count is set");
+                }
+                _ => {}
+            }
+        }
+        self.attach(&nameless)
+    }
+
+    /// Takes an unused inode for a new directory.
+    pub(super) fn take_inode(&self) -> Result<u32> {
+        let check = self.check()?;
+        let range = check.super_.first_inode.0..=check.super_.inodes;
+        let mut free = range.filter(|number| !check.inode_states.get(*number).is_used());
+        free.next().ok_or(Error::NoSpace)
+    }
+
+    pub(super) fn empty_slot(&self) -> Result<Vec<u8>> {
+        Ok(vec![0; saturating_usize(self.check()?.super_.inode_bytes.into())])
+    }
+}
+
+/// Returns true for damage of a map, which is built anew.
+const fn damages_map(what: What) -> bool {
+    matches!(
+        what,
+        What::PointerOutside | What::ExtentNode | What::ExtentChecksum | What::ExtentStart
+    )
+}

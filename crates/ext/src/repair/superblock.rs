@@ -1,0 +1,242 @@
+//! The superblock: from a backup, or sealed anew.
+
+use draconis_device::{Disk, Extent, Group};
+use zerocopy::IntoBytes;
+
+use super::{Fixer, LaterStep};
+use crate::blocks::cow_disk::CowDisk;
+use crate::blocks::uncached::{read_bytes, write_of};
+use crate::check::{Problem, What};
+use crate::format::features::{Compatible, Incompatible};
+use crate::format::group::is_sparse_backup;
+use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock, STATE_CLEAN};
+use crate::units::{saturating_u32, saturating_usize};
+use crate::{Error, FsBlock, Result};
+
+/// Groups that are searched for a backup.
+const SEARCHED_GROUPS: u32 = 128;
+
+/// Returns the block size, if it is one.
+pub(super) fn block_bytes(raw: &RawSuperblock) -> Option<u32> {
+    let bytes = 1024u32.checked_shl(raw.s_log_block_size.get())?;
+    (1024..=65536).contains(&bytes).then_some(bytes)
+}
+
+/// Finds the first valid backup of the superblock, and the block size of its volume.
+pub(super) fn find_backup(
+    disk: &dyn Disk,
+    primary: Option<&RawSuperblock>,
+) -> Option<(RawSuperblock, u32)> {
+    let said = primary.and_then(block_bytes);
+    let sizes = said.into_iter().chain((0..7).map(|log| 1024 << log));
+    for bytes in sizes {
+        let first = u64::from(bytes == 1024);
+        let whole = u64::from(bytes).saturating_mul(8);
+        let said = primary.map_or(whole, |raw| raw.s_blocks_per_group.get().into());
+        for per_group in [said, whole] {
+            for group in (1..SEARCHED_GROUPS).filter(|it| is_sparse_backup(*it) || *it == 2) {
+                let block = first.saturating_add(per_group.saturating_mul(group.into()));
+                let at = Extent::new(block.saturating_mul(bytes.into()), LEN_BYTES as u64);
+                if at.end_bytes() > Some(disk.properties().len_bytes) {
+                    break;
+                }
+                let Ok(found) = read_bytes(disk, at) else { continue };
+                let Ok(raw) = RawSuperblock::view(&found) else { continue };
+                if block_bytes(raw) == Some(bytes)
+                    && u32::from(raw.s_block_group_nr.get()) == group
+                    && raw.check().is_ok()
+                {
+                    return Some((raw.clone(), bytes));
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Returns the primary superblock for a backup.
+fn as_primary(backup: &RawSuperblock) -> RawSuperblock {
+    let mut raw = backup.clone();
+    raw.s_block_group_nr.set(0);
+    raw.s_state.set(STATE_CLEAN);
+    raw.set_checksum();
+    raw
+}
+
+/// Puts a backup in the place of a superblock that is none, or needs what no driver knows.
+pub(super) fn restore_unusable(changes: &CowDisk) -> Result<Option<(Problem, &'static str)>> {
+    let (why, found) = match crate::blocks::uncached::read_raw_superblock(changes) {
+        Err(Error::NotExt) => ("magic number", None),
+        Err(other) => return Err(other),
+        Ok(raw) => match raw.check_lenient() {
+            Err(Error::Unsupported { .. }) => ("features", Some(raw)),
+            _ => return Ok(None),
+        },
+    };
+    let Some((backup, _)) = find_backup(changes, found.as_ref()) else {
+        return if found.is_some() { Ok(None) } else { Err(Error::NotExt) };
+    };
+    write(changes, &as_primary(&backup))?;
+    let problem = Problem { name: Some(why.into()), ..Problem::new(What::Superblock) };
+    Ok(Some((problem, "the superblock is restored from a backup")))
+}
+
+fn write(changes: &CowDisk, raw: &RawSuperblock) -> Result<()> {
+    let writes = vec![write_of(OFFSET_BYTES, raw.as_bytes())];
+    let sent = changes.submit(Group { writes }, &[]);
+    sent.map(drop).map_err(|refused| Error::Io(refused.error))
+}
+
+/// Writes a superblock to a disk that has none; its first sector last.
+pub(super) fn write_first(disk: &dyn Disk, raw: &RawSuperblock) -> Result<()> {
+    for from in [crate::redo_log::SECTOR_BYTES, 0] {
+        let writes = vec![crate::redo_log::superblock_sector(raw, from)];
+        let sent = disk.submit(Group { writes }, &[]);
+        disk.wait_durable(sent.map_err(|refused| Error::Io(refused.error))?)?;
+    }
+    Ok(())
+}
+
+/// Changes the superblock in memory and seals it.
+pub(super) fn edit<T>(
+    changes: &CowDisk,
+    change: impl FnOnce(&mut RawSuperblock) -> T,
+) -> Result<T> {
+    let mut raw = crate::blocks::uncached::read_raw_superblock(changes)?;
+    let done = change(&mut raw);
+    raw.set_checksum();
+    write(changes, &raw)?;
+    Ok(done)
+}
+
+/// Returns true if two superblocks describe the same layout.
+fn have_same_layout(a: &RawSuperblock, b: &RawSuperblock) -> bool {
+    let fields = |raw: &RawSuperblock| {
+        (
+            [
+                raw.s_inodes_count.get(),
+                raw.s_blocks_count_lo.get(),
+                raw.s_first_data_block.get(),
+                raw.s_log_block_size.get(),
+                raw.s_log_cluster_size.get(),
+                raw.s_blocks_per_group.get(),
+                raw.s_clusters_per_group.get(),
+                raw.s_inodes_per_group.get(),
+                raw.s_rev_level.get(),
+                raw.s_first_ino.get(),
+                raw.s_inode_size.get().into(),
+                raw.s_desc_size.get().into(),
+                raw.s_first_meta_bg.get(),
+                raw.s_log_groups_per_flex.into(),
+            ],
+            raw.s_uuid,
+            raw.s_feature_incompat.get() & !Incompatible::RECOVER.bits(),
+        )
+    };
+    fields(a) == fields(b)
+}
+
+/// Returns the inodes of all groups.
+fn inodes_in_groups(raw: &RawSuperblock) -> Option<u32> {
+    let blocks =
+        u64::from(raw.s_blocks_count_lo.get()).checked_sub(raw.s_first_data_block.get().into())?;
+    let groups = blocks.div_ceil(u64::from(raw.s_blocks_per_group.get().max(1)));
+    u32::try_from(groups.checked_mul(raw.s_inodes_per_group.get().into())?).ok()
+}
+
+impl Fixer<'_> {
+    pub(super) fn edit_super<T>(&self, change: impl FnOnce(&mut RawSuperblock) -> T) -> Result<T> {
+        edit(self.changes, change)
+    }
+
+    /// Fixes a superblock whose check failed.
+    pub(super) fn fix_superblock(&mut self, problem: &Problem) -> Result<()> {
+        let raw = crate::blocks::uncached::read_raw_superblock(self.changes)?;
+        let backup = find_backup(self.changes, Some(&raw)).map(|(backup, _)| backup);
+        match backup {
+            Some(backup)
+                if problem.what == What::SuperblockChecksum && have_same_layout(&raw, &backup) =>
+            {
+                self.edit_super(|_| ())?;
+                self.done(problem, "the superblock agrees with a backup, and is sealed anew");
+            }
+            Some(backup) if self.attempt == 1 => {
+                write(self.changes, &as_primary(&backup))?;
+                self.done(problem, "the superblock is restored from a backup");
+            }
+            None if problem.what == What::SuperblockChecksum && self.attempt == 1 => {
+                self.edit_super(|_| ())?;
+                self.done(problem, "there is no backup: the superblock is sealed anew");
+            }
+            _ => self.fix_field(problem)?,
+        }
+        Ok(())
+    }
+
+    /// Fixes fields of the superblock that the rest of it determines.
+    fn fix_field(&mut self, problem: &Problem) -> Result<()> {
+        let expected = problem.expected.and_then(|value| u32::try_from(value).ok());
+        let raw = crate::blocks::uncached::read_raw_superblock(self.changes)?;
+        let len = u64::from(block_bytes(&raw).unwrap_or(1024));
+        let disk_blocks = self.changes.properties().len_bytes.checked_div(len).unwrap_or(0);
+        let changed = self.edit_super(|raw| {
+            match (problem.name.as_deref(), expected) {
+                (Some(b"reserved blocks"), _) => {
+                    raw.s_r_blocks_count_lo.set(0);
+                    raw.s_r_blocks_count_hi.set(0);
+                }
+                (Some(b"cluster size"), _) => raw.s_log_cluster_size = raw.s_log_block_size,
+                (Some(b"clusters per group"), Some(value)) => raw.s_clusters_per_group.set(value),
+                (Some(b"inodes count"), Some(value)) => raw.s_inodes_count.set(value),
+                (Some(b"first data block"), Some(value)) => raw.s_first_data_block.set(value),
+                (Some(b"first inode" | b"superblock: first inode"), _) => raw.s_first_ino.set(11),
+                (Some(b"superblock: blocks per group" | b"blocks per group"), _) => {
+                    let count = block_bytes(raw).unwrap_or(1024).saturating_mul(8);
+                    raw.s_blocks_per_group.set(count);
+                    raw.s_clusters_per_group.set(count);
+                }
+                (Some(b"superblock: inodes count is not that of its groups"), _) => {
+                    let Some(count) = inodes_in_groups(raw) else { return false };
+                    raw.s_inodes_count.set(count);
+                }
+                (Some(b"superblock: blocks count"), _) => {
+                    raw.s_blocks_count_lo.set(crate::format::low32(disk_blocks));
+                    let high = saturating_u32(disk_blocks >> 32);
+                    raw.s_blocks_count_hi.set(high);
+                }
+                (Some(b"superblock: inode size"), _) => {
+                    let size = if raw.s_min_extra_isize.get() > 0 { 256 } else { 128 };
+                    raw.s_inode_size.set(size);
+                }
+                _ => return false,
+            }
+            true
+        })?;
+        if changed {
+            self.done(problem, "the field is set to what the others say");
+        }
+        Ok(())
+    }
+
+    /// Takes the journal away; a new one is made in the end.
+    pub(super) fn drop_journal(&mut self) -> Result<()> {
+        self.put_slot(8, vec![0; saturating_usize(self.check()?.super_.inode_bytes.into())])?;
+        self.edit_super(|raw| {
+            raw.s_journal_inum.set(0);
+            raw.s_journal_uuid = [0; 16];
+            raw.s_jnl_blocks = Default::default();
+            let compatible = raw.s_feature_compat.get() & !Compatible::HAS_JOURNAL.bits();
+            raw.s_feature_compat.set(compatible);
+            raw.set_recovered();
+        })?;
+        self.later.insert(LaterStep::Journal);
+        Ok(())
+    }
+
+    /// Returns the first block of an inode's map.
+    pub(super) fn first_block(&self, number: u32) -> Result<Option<FsBlock>> {
+        let slot = self.slot(number)?;
+        let runs = self.runs(number, &slot)?;
+        Ok(runs.first().filter(|run| run.from == 0).map(|run| FsBlock(run.start)))
+    }
+}

@@ -1,0 +1,309 @@
+//! `draconis repair`
+//!
+//! ```text
+//!   image ──exclusive──▶ confined ──▶ planned in memory ──▶ shown ──▶ undo file ──▶ written
+//! ```
+
+use parking_lot::Mutex;
+use std::fs::File;
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use draconis_access::mmp_claim;
+use draconis_device::Disk;
+use draconis_ext::check::{CheckOptions, Problem};
+use draconis_ext::repair::{Fix, OfflineError, Repair, RepairOptions, plan, revert};
+use draconis_service::volume::locate_for_writing;
+use serde::Serialize;
+
+use crate::edit;
+use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::progress::{ByteProgress, ProgressMode};
+use crate::report;
+use crate::text::{EscapingOutput, escape_control_chars};
+
+/// Exit statuses as of `e2fsck`: repaired, damage that is left, and a failed repair.
+const EXIT_REPAIRED: u8 = 1;
+const EXIT_LEFT: u8 = 4;
+const EXIT_FAILED: u8 = 8;
+
+/// Repair a damaged volume.
+///
+/// The repair is made in memory and checked there; only a volume without problems is written, as
+/// one change: after an interruption the volume is as before, or the same command (or a mount)
+/// completes the repair. What has no name gets one in lost+found, blocks that two files claim are
+/// copied. A problem that has no fix leaves the volume as it is.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit status: 0 nothing to do, 1 repaired, 4 damage is left, 8 repair failed."
+)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: VolumeArgs,
+    /// List each problem with its fix, and write nothing.
+    #[arg(short = 'n', long, conflicts_with_all = ["yes", "preen", "revert"])]
+    dry_run: bool,
+    /// Repair only if no fix can lose a file, as e2fsck -p does.
+    #[arg(short = 'p', long, conflicts_with = "yes")]
+    preen: bool,
+    /// Repair without a question.
+    #[arg(short = 'y', long)]
+    yes: bool,
+    /// Save the old bytes of all that changes in a new file.
+    #[arg(long, value_name = "FILE", conflicts_with = "revert")]
+    undo: Option<PathBuf>,
+    /// Log the change in a new file: for a volume without free blocks. After an interruption
+    /// `--revert FILE` completes the repair.
+    #[arg(long, value_name = "FILE", conflicts_with = "revert")]
+    scratch: Option<PathBuf>,
+    /// Restore every byte that a repair with `--undo FILE` wrote.
+    #[arg(long, value_name = "FILE")]
+    revert: Option<PathBuf>,
+    /// Limit of the changes, which are held in memory, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    memory: u64,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
+    /// Image: file, block device or STORE#NAME.
+    image: PathBuf,
+}
+
+/// JSON form of a repair.
+#[derive(Serialize)]
+struct RepairJson {
+    written: bool,
+    complete: bool,
+    changed_blocks: usize,
+    fixes: Vec<FixJson>,
+    unfixed: Vec<ProblemJson>,
+}
+
+#[derive(Serialize)]
+struct FixJson {
+    #[serde(flatten)]
+    problem: ProblemJson,
+    action: &'static str,
+    /// True if other fixes led to the problem.
+    follows: bool,
+}
+
+#[derive(Serialize)]
+struct ProblemJson {
+    what: &'static str,
+    pass: u8,
+    text: String,
+    group: Option<u32>,
+    inode: Option<u32>,
+    block: Option<u64>,
+    name: Option<String>,
+}
+
+/// What became of the volume.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Clean,
+    Repaired,
+    Left,
+}
+
+/// Runs the command. All errors give the same status, so it returns no `Result`.
+pub fn run(arguments: &Arguments) -> ExitCode {
+    match try_run(arguments) {
+        Ok(Outcome::Clean) => ExitCode::SUCCESS,
+        Ok(Outcome::Repaired) => ExitCode::from(EXIT_REPAIRED),
+        Ok(Outcome::Left) => ExitCode::from(EXIT_LEFT),
+        Err(error) => report::report_failure(&error, EXIT_FAILED),
+    }
+}
+
+/// Creates a file for an undo or a log; it must not exist.
+fn create_file(path: &Path) -> anyhow::Result<File> {
+    let mut options = File::options();
+    let file = options.read(true).write(true).create_new(true).open(path);
+    let file = file.with_context(|| format!("{}: the file must be a new one", path.display()))?;
+    let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
+    // The name is durable before the first write of the repair.
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(file)
+}
+
+fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
+    let image = &arguments.image;
+    let now = edit::now_or_source_date()?;
+    if arguments.dry_run {
+        let disk = image::open_disk_confined(image, &arguments.place, None)?;
+        let repair = plan_repair(arguments, &disk, now)?;
+        print(arguments, &repair, false)?;
+        return Ok(if repair.is_empty() { Outcome::Clean } else { Outcome::Left });
+    }
+    let may_ask = std::io::stdin().is_terminal() && !arguments.json;
+    if !arguments.yes && !arguments.preen && arguments.revert.is_none() && !may_ask {
+        bail!("no terminal to ask on: -n shows the repair, -p makes what is safe, -y makes all");
+    }
+    let saved = arguments
+        .revert
+        .as_deref()
+        .map(|path| File::open(path).with_context(|| path.display().to_string()));
+    let saved = saved.transpose()?;
+    let opened = image::open_writable(image)?;
+    let behind = BackingFiles::open(image, &arguments.place.backing)?;
+    let undo = arguments.undo.as_deref().map(create_file).transpose()?;
+    let scratch = arguments.scratch.as_deref().map(create_file).transpose()?;
+    image::confine_to_open_files()?;
+    let part =
+        locate_for_writing(opened.into_disk()?, &behind.start_disks(), &arguments.place.options());
+    let disk = part.with_context(|| image.display().to_string())?.disk;
+    if let Some(mut saved) = saved {
+        let blocks = revert(&*disk, &mut saved).with_context(|| image.display().to_string())?;
+        report::print_line(format_args!("{}: {blocks} blocks restored", image.display()))?;
+        return Ok(Outcome::Clean);
+    }
+    let _ = draconis_ext::finish_interrupted_change(&*disk);
+    // A damaged block of mmp is one of the problems.
+    let _claim = match draconis_ext::tune::superblock(&*disk) {
+        Ok(_) => mmp_claim::claim_volume(image, &disk, now).map(Some).or_else(ignore_damage)?,
+        Err(_) => None,
+    };
+    let repair = plan_repair(arguments, &disk, now)?;
+    if repair.is_empty() {
+        print(arguments, &repair, false)?;
+        return Ok(Outcome::Clean);
+    }
+    let is_safe = repair.fixes.iter().all(|it| it.problem.is_preen_ok());
+    if !repair.unfixed.is_empty() || arguments.preen && !is_safe {
+        print(arguments, &repair, false)?;
+        if repair.unfixed.is_empty() {
+            report::warn_line("draconis: not all of this is safe; -y makes it");
+        }
+        return Ok(Outcome::Left);
+    }
+    if !arguments.yes && !arguments.preen {
+        print(arguments, &repair, false)?;
+        if !ask(repair.fixes.len())? {
+            return Ok(Outcome::Left);
+        }
+    }
+    repair.write(&*disk, undo, scratch).map_err(|error| {
+        let step = match error {
+            OfflineError::NoLogSpace => "; --scratch FILE takes the log instead",
+            _ => "",
+        };
+        anyhow::anyhow!("{}: {error}{step}", image.display())
+    })?;
+    if arguments.yes || arguments.preen {
+        print(arguments, &repair, true)?;
+    }
+    Ok(Outcome::Repaired)
+}
+
+fn ignore_damage<T>(error: anyhow::Error) -> anyhow::Result<Option<T>> {
+    match error.downcast_ref::<draconis_ext::Error>() {
+        Some(draconis_ext::Error::Corrupt { .. }) => Ok(None),
+        _ => Err(error),
+    }
+}
+
+fn plan_repair(
+    arguments: &Arguments,
+    disk: &Arc<dyn Disk>,
+    now: draconis_types::Time,
+) -> anyhow::Result<Repair> {
+    let bar = Mutex::new(None::<(ByteProgress, u64)>);
+    let progress = |done: u64, total: u64| {
+        let mut bar = bar.lock();
+        // Each check of the repair begins anew.
+        if bar.as_ref().is_some_and(|(_, told)| done < *told / 2) {
+            *bar = None;
+        }
+        let (bar, told) =
+            bar.get_or_insert_with(|| (ByteProgress::new(arguments.progress, total), 0));
+        bar.add(done.saturating_sub(*told));
+        *told = done.max(*told);
+    };
+    let options = RepairOptions {
+        check: CheckOptions::default(),
+        now,
+        max_change_bytes: arguments.memory.saturating_mul(1 << 20),
+    };
+    plan(disk, &options, &progress).map_err(|error| match error {
+        OfflineError::Volume(error) => {
+            image::open_volume_error(&arguments.image, &**disk, error.into())
+        }
+        error => anyhow::Error::from(error).context(arguments.image.display().to_string()),
+    })
+}
+
+fn ask(fixes: usize) -> anyhow::Result<bool> {
+    print!("Make these {fixes} changes? [y/N] ");
+    std::io::stdout().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn print(arguments: &Arguments, repair: &Repair, written: bool) -> anyhow::Result<()> {
+    let mut out = EscapingOutput::new();
+    if arguments.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&repair_json(repair, written))?)?;
+        return Ok(out.flush()?);
+    }
+    for Fix { problem, action, .. } in repair.fixes.iter().filter(|it| !it.follows) {
+        writeln!(out, "{problem}\n    {action}")?;
+    }
+    match repair.fixes.iter().filter(|it| it.follows).count() {
+        0 => {}
+        follow => writeln!(out, "and {follow} changes that follow from these")?,
+    }
+    for problem in &repair.unfixed {
+        writeln!(out, "{problem}\n    NO FIX")?;
+    }
+    let name = arguments.image.display();
+    let (fixes, left) = (repair.fixes.len(), repair.unfixed.len());
+    match (written, left) {
+        (true, _) => writeln!(out, "{name}: repaired, {fixes} changes")?,
+        (false, 0) if fixes == 0 => writeln!(out, "{name}: nothing to repair")?,
+        (false, 0) => writeln!(out, "{name}: {fixes} changes would repair it")?,
+        (false, left) => writeln!(
+            out,
+            "{name}: {left} problems have no fix, nothing is written; \
+             copy what can be read (draconis get -r), then let e2fsck -f repair it"
+        )?,
+    }
+    Ok(out.flush()?)
+}
+
+fn repair_json(repair: &Repair, written: bool) -> RepairJson {
+    let fix = |it: &Fix| FixJson {
+        problem: problem_json(&it.problem),
+        action: it.action,
+        follows: it.follows,
+    };
+    RepairJson {
+        written,
+        complete: repair.unfixed.is_empty(),
+        changed_blocks: repair.changed_block_count(),
+        fixes: repair.fixes.iter().map(fix).collect(),
+        unfixed: repair.unfixed.iter().map(problem_json).collect(),
+    }
+}
+
+fn problem_json(problem: &Problem) -> ProblemJson {
+    ProblemJson {
+        what: problem.what.code(),
+        pass: problem.what.pass(),
+        text: problem.to_string(),
+        group: problem.group.map(|it| it.0),
+        inode: problem.inode.map(|it| it.0),
+        block: problem.block.map(|it| it.0),
+        name: problem.name.as_deref().map(escape_control_chars),
+    }
+}
