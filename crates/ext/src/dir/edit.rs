@@ -18,11 +18,6 @@
 //!
 //! These functions do not know disks or locks.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with places inside a block, which `record` has checked"
-)]
-
 pub(crate) mod index;
 pub(crate) mod repack;
 
@@ -103,7 +98,7 @@ impl RawRecord {
     }
 
     fn next(&self) -> usize {
-        self.at + self.len
+        self.at.saturating_add(self.len)
     }
 
     /// Returns the slot in this record for a record of `need_bytes`.
@@ -113,13 +108,18 @@ impl RawRecord {
         if self.len < used.saturating_add(need_bytes) {
             return None;
         }
-        let at = self.at + used;
-        let end = at + need_bytes.max(1) - 1;
+        let at = self.at.saturating_add(used);
+        let end = at.saturating_add(need_bytes.max(1)).saturating_sub(1);
         // The revealing field: the inode number of an unused record, or else the record length.
         let (after, shown_at) =
-            if used == 0 { (None, self.at) } else { (Some(self.at), self.at + 4) };
+            if used == 0 { (None, self.at) } else { (Some(self.at), self.at.saturating_add(4)) };
         let whole = shown_at / SECTOR_BYTES == end / SECTOR_BYTES;
-        Some(DirentSlot { at, is_tear_safe: whole, len: self.len - used, shortened_record: after })
+        Some(DirentSlot {
+            at,
+            is_tear_safe: whole,
+            len: self.len.saturating_sub(used),
+            shortened_record: after,
+        })
     }
 
     #[inline]
@@ -140,11 +140,11 @@ impl RawRecord {
         let [name_len, ..] = self.name_len.to_le_bytes();
         chain.extend([i0, i1, i2, i3, l0, l1, name_len, self.kind]);
         chain.extend(self.name(from));
-        chain.resize(at + used, 0);
+        chain.resize(at.saturating_add(used), 0);
     }
 
     fn name<'a>(&self, block: &'a [u8]) -> &'a [u8] {
-        let rest = block.get(self.at + HEAD_BYTES..).unwrap_or_default();
+        let rest = block.get(self.at.saturating_add(HEAD_BYTES)..).unwrap_or_default();
         rest.get(..self.name_len).unwrap_or_default()
     }
 }
@@ -337,7 +337,9 @@ pub(crate) fn insert_hidden(
     let [name_len, ..] = name.len().to_le_bytes();
     head.copy_from_slice(&[i0, i1, i2, i3, l0, l1, name_len, kind]);
     into.copy_from_slice(name);
-    pad.iter_mut().take(used - HEAD_BYTES - name.len()).for_each(|byte| *byte = 0);
+    pad.iter_mut()
+        .take(used.saturating_sub(HEAD_BYTES).saturating_sub(name.len()))
+        .for_each(|byte| *byte = 0);
     Ok(())
 }
 
@@ -348,7 +350,7 @@ pub(crate) fn insert_hidden(
 pub(crate) fn reveal_hidden(block: &mut [u8], room: &DirentSlot, inode: InodeNumber) -> Result<()> {
     check_slot(block, room)?;
     let done = match room.shortened_record {
-        Some(after) => set_rec_len(block, after, room.at - after),
+        Some(after) => set_rec_len(block, after, room.at.saturating_sub(after)),
         None => put32(block, room.at, inode.0),
     };
     done.ok_or(Error::Misuse("directory entry: no room"))
@@ -359,7 +361,8 @@ fn check_slot(block: &[u8], room: &DirentSlot) -> Result<()> {
     let there = parse_record(block, room.shortened_record.unwrap_or(room.at)).is_ok_and(|record| {
         let free =
             if room.shortened_record.is_some() { record.inode != 0 } else { record.inode == 0 };
-        free && record.at + record.used_bytes() == room.at && record.next() == room.at + room.len
+        free && record.at.saturating_add(record.used_bytes()) == room.at
+            && record.next() == room.at.saturating_add(room.len)
     });
     there.then_some(()).ok_or(Error::Misuse("directory entry: no room"))
 }
@@ -379,7 +382,7 @@ pub(crate) fn remove(block: &mut [u8], found: &FoundRecord) -> Result<()> {
             if before.next() != found.at {
                 return Err(gone);
             }
-            set_rec_len(block, previous, before.len + record.len)
+            set_rec_len(block, previous, before.len.saturating_add(record.len))
         }
     };
     done.ok_or(gone)
@@ -398,7 +401,7 @@ pub(crate) fn set_inode(
 ) -> Result<()> {
     used_record_at(block, at)?;
     put32(block, at, inode.0).ok_or(Error::Misuse("directory entry: not there"))?;
-    if filetype && let Some(byte) = block.get_mut(at + 7) {
+    if filetype && let Some(byte) = block.get_mut(at.saturating_add(7)) {
         *byte = dirent::file_type_code(kind);
     }
     Ok(())
@@ -464,7 +467,7 @@ fn pack_records(all: impl IntoIterator<Item = RawRecord>, from: &[u8], len: usiz
 fn extend_last_record(chain: &mut Vec<u8>, len: usize) {
     let last = records(chain).map_while(std::result::Result::ok).last().map_or(0, |it| it.at);
     chain.resize(len, 0);
-    set_rec_len(chain, last, len - last);
+    set_rec_len(chain, last, len.saturating_sub(last));
 }
 
 /// Splits a leaf by the hashes of its names into halves of about equal bytes. Names with one hash
@@ -503,13 +506,13 @@ fn split(block: &[u8], hash: &crate::format::hash::NameHash) -> Result<LeafSplit
 /// middle, or the middle if there is none.
 fn split_point(hashed: &[(u32, usize, RawRecord)]) -> Option<usize> {
     let total: usize = hashed.iter().map(|(.., record)| record.used_bytes()).sum();
-    let mut below = 0;
+    let mut below = 0usize;
     // Distance from the middle, and number of names; changes of the hash sort first.
     let mut best: Option<(bool, usize, usize)> = None;
     for (nth, pair) in hashed.windows(2).enumerate() {
         let [(hash, _, record), (next, ..)] = pair else { continue };
-        below += record.used_bytes();
-        let place = (hash == next, total.abs_diff(below * 2), nth + 1);
+        below = below.saturating_add(record.used_bytes());
+        let place = (hash == next, total.abs_diff(below.saturating_mul(2)), nth.saturating_add(1));
         best = Some(best.map_or(place, |best| best.min(place)));
     }
     best.map(|(.., cut)| cut)
@@ -527,7 +530,7 @@ fn remove_records(block: &[u8], all: &[RawRecord], gone: &[usize]) -> Vec<u8> {
         }
         match &mut before {
             Some(before) => {
-                before.len += record.len;
+                before.len = before.len.saturating_add(record.len);
                 set_rec_len(&mut left, before.at, before.len);
             }
             // Only the first record has none before it.

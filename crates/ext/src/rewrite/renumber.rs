@@ -1,7 +1,5 @@
 //! Renumbering of inodes in directory entries and attributes.
 
-#![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a block")]
-
 use draconis_types::FileType;
 
 use super::VolumeRewrite;
@@ -26,15 +24,15 @@ impl VolumeRewrite<'_> {
         };
         let mut at = 0;
         while at < chain.len() {
-            let raw = le16(chain, at + 4).ok_or_else(damaged)?;
+            let raw = le16(chain, at.saturating_add(4)).ok_or_else(damaged)?;
             let len = rec_len_from_disk(raw, chain.len());
-            if len < HEAD_BYTES || len > chain.len() - at {
+            if len < HEAD_BYTES || len > chain.len().saturating_sub(at) {
                 return Err(damaged());
             }
             if let Some(to) = self.renumbered.get(&read_u32_at(chain, at)?) {
                 let _ = put32(chain, at, *to);
             }
-            at += len;
+            at = at.saturating_add(len);
         }
         Ok(())
     }
@@ -57,18 +55,19 @@ impl VolumeRewrite<'_> {
     /// Renumbers the EA inodes of an attribute list from `at` on; returns true if any changed.
     pub(super) fn renumber_ea_inodes(&self, list: &mut [u8], mut at: usize) -> Result<bool> {
         let mut is_changed = false;
-        while let Some([name_len, _, _, _]) = list.get(at..at + 4) {
+        while let Some([name_len, _, _, _]) = list.get(at..at.saturating_add(4)) {
             let name_len = usize::from(*name_len);
-            if list.get(at..at + 4) == Some(&[0; 4]) {
+            if list.get(at..at.saturating_add(4)) == Some(&[0; 4]) {
                 break;
             }
             let damaged = crate::Error::corrupt("extended attribute: entry");
-            let number = read_u32_at(list, at + VALUE_INODE_OFFSET).map_err(|_| damaged)?;
+            let number =
+                read_u32_at(list, at.saturating_add(VALUE_INODE_OFFSET)).map_err(|_| damaged)?;
             if let Some(to) = self.renumbered.get(&number) {
-                let _ = put32(list, at + VALUE_INODE_OFFSET, *to);
+                let _ = put32(list, at.saturating_add(VALUE_INODE_OFFSET), *to);
                 is_changed = true;
             }
-            at += (XATTR_ENTRY_BYTES + name_len).next_multiple_of(4);
+            at = at.saturating_add((XATTR_ENTRY_BYTES + name_len).next_multiple_of(4));
         }
         Ok(is_changed)
     }
