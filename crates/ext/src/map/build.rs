@@ -5,7 +5,8 @@
 //! ```
 //! With rising block numbers, the result is read sequentially.
 
-use super::pointers::{IndirectPath, addresses_per_block, block_to_path};
+use super::pointers::{IndirectPath, block_to_path};
+use crate::format::indirect::{addresses_per_block, set_pointer_at};
 use crate::format::inode::{DIRECT_POINTERS, POINTERS};
 use crate::units::{saturating_u32, saturating_usize};
 
@@ -140,9 +141,7 @@ impl MapBuilder {
         let MapPart::Indirect { pointers, .. } = self.built.parts.get_mut(part)? else {
             return None;
         };
-        let at = saturating_usize(nth).checked_mul(4)?;
-        pointers.get_mut(at..)?.get_mut(..4)?.copy_from_slice(&to.to_le_bytes());
-        Some(())
+        set_pointer_at(pointers, nth, to)
     }
 }
 

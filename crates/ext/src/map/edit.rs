@@ -8,11 +8,9 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use crate::alloc::AllocationRequest;
+use crate::format::indirect::{addresses_per_block, pointer_at, pointers, set_pointer_at};
 use crate::format::inode::{DIRECT_POINTERS, Inode};
-use crate::format::{le32, put32};
-use crate::map::pointers::{
-    IndirectPath, PointerLocation, Pointers, addresses_per_block, block_to_path,
-};
+use crate::map::pointers::{IndirectPath, PointerLocation, Pointers, block_to_path};
 use crate::map::{
     BlockLocation, BlockMap, EitherBlockMap, MapNode, MapSource, MapVisitor, SEGMENT_BLOCKS,
     SegmentKey,
@@ -176,7 +174,7 @@ impl Transaction<'_> {
             PointerLocation::Inode(slot) => self.read_slot(inode, |it| it.pointer(slot)),
             PointerLocation::Block(block, nth) => {
                 let bytes = self.block(block, self.map_role(inode)?)?;
-                Ok(le32(&bytes, saturating_usize(nth).saturating_mul(4)).unwrap_or(0))
+                Ok(pointer_at(&bytes, nth))
             }
         }
     }
@@ -193,7 +191,7 @@ impl Transaction<'_> {
             PointerLocation::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
             PointerLocation::Block(block, nth) => {
                 self.modify_block(block, self.map_role(inode)?, |bytes| {
-                    put32(bytes, saturating_usize(nth).saturating_mul(4), to);
+                    let _ = set_pointer_at(bytes, nth, to);
                 })
             }
         }
@@ -490,9 +488,8 @@ impl Transaction<'_> {
             }),
             PointerLocation::Block(block, nth) => {
                 let bytes = self.block(block, self.map_role(inode)?)?;
-                let places = saturating_usize(nth)
-                    ..saturating_usize(nth).saturating_add(saturating_usize(count.into()));
-                Ok(places.map(|nth| le32(&bytes, nth.saturating_mul(4)).unwrap_or(0)).collect())
+                let behind = pointers(&bytes).skip(saturating_usize(nth));
+                Ok(behind.take(saturating_usize(count.into())).collect())
             }
         }
     }
@@ -517,14 +514,8 @@ impl Transaction<'_> {
             PointerLocation::Block(block, at) => {
                 self.modify_block(block, self.map_role(inode)?, |bytes| {
                     for nth in 0..count {
-                        put32(
-                            bytes,
-                            saturating_usize(
-                                at.saturating_add(u64::from(skip.saturating_add(nth))),
-                            )
-                            .saturating_mul(4),
-                            first.saturating_add(nth),
-                        );
+                        let nth_there = at.saturating_add(skip.into()).saturating_add(nth.into());
+                        let _ = set_pointer_at(bytes, nth_there, first.saturating_add(nth));
                     }
                 })
             }
@@ -548,6 +539,12 @@ impl Transaction<'_> {
     }
 
     /// [`MapEditor::free_range`] of pointer maps.
+    ///
+    /// Not a visitor of the walk in `pointers`: a visitor is called while the map is read and has
+    /// no transaction, so it could only collect all runs and nodes, in memory as large as the map,
+    /// before the first is freed. This walk changes the tree on its way: it frees what is below a
+    /// block, then the block, whose parent is written once. Freed runs, and with them revokes, are
+    /// in this order.
     pub(super) fn unmap_pointers(
         &mut self,
         inode: InodeNumber,
@@ -608,7 +605,7 @@ impl Transaction<'_> {
         let whole = low == 0 && high >= below.saturating_mul(fan_out);
         let mut cleared = Vec::new();
         for nth in low / below..high.div_ceil(below).min(fan_out) {
-            let pointer = le32(&bytes, saturating_usize(nth).saturating_mul(4)).unwrap_or(0);
+            let pointer = pointer_at(&bytes, nth);
             if pointer == 0 {
                 continue;
             }
@@ -631,7 +628,7 @@ impl Transaction<'_> {
         }
         self.modify_block(block, self.map_role(inode)?, |bytes| {
             for nth in cleared {
-                put32(bytes, saturating_usize(nth).saturating_mul(4), 0);
+                let _ = set_pointer_at(bytes, nth, 0);
             }
             bytes.iter().all(|byte| *byte == 0)
         })

@@ -5,8 +5,8 @@
 //! ```
 
 use super::layout::Layout;
+use crate::format::indirect::set_pointer_at;
 use crate::format::inode::{NewInode, POINTERS, set_checksum};
-use crate::units::saturating_usize;
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
 /// The resize inode.
@@ -20,10 +20,8 @@ pub(super) fn resize_dind_block(layout: &Layout) -> crate::Result<Vec<u8>> {
     let first = u64::from(layout.super_.descriptor_blocks());
     let table = layout.backup_start(0) + 1;
     for nth in first..first + u64::from(layout.super_.reserved_descriptor_blocks) {
-        let at = saturating_usize(nth % layout.pointers_per_block() * 4);
-        if let Some(field) = top.get_mut(at..).and_then(|rest| rest.get_mut(..4)) {
-            field.copy_from_slice(&FsBlock(table + nth).to_u32()?.to_le_bytes());
-        }
+        let at = nth % layout.pointers_per_block();
+        let _ = set_pointer_at(&mut top, at, FsBlock(table + nth).to_u32()?);
     }
     Ok(top)
 }

@@ -8,10 +8,10 @@ use draconis_types::Time;
 
 use super::{OfflineVolume, PlannedVolume, inode_location};
 use crate::format::features::Compatible;
+use crate::format::indirect::{addresses_per_block, pointer_at, set_pointer_at};
 use crate::format::inode::set_checksum;
 use crate::format::inode_slot::{InodeSlot, InodeTime};
 use crate::format::superblock::Superblock;
-use crate::format::{le32, put32};
 use crate::redo_log::RedoLog;
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
@@ -43,24 +43,22 @@ pub(crate) fn resize_dind_block(
     }
     let pointers = redo.read_old(top, 1)?;
     for (place, block) in reserved_gdt_blocks(super_) {
-        if le32(&pointers, place) != Some(block.to_u32()?) {
+        if pointer_at(&pointers, place) != block.to_u32()? {
             return Err(damaged);
         }
     }
     Ok(Some(top))
 }
 
-/// Iterates over the reserved blocks of group 0, each with its pointer's offset in the
+/// Iterates over the reserved blocks of group 0, each with its pointer's index in the
 /// double-indirect block: its number among all descriptor blocks, modulo the capacity.
 #[allow(clippy::arithmetic_side_effects, reason = "the divisor is at least 1")]
-fn reserved_gdt_blocks(super_: &Superblock) -> impl Iterator<Item = (usize, FsBlock)> + use<> {
+fn reserved_gdt_blocks(super_: &Superblock) -> impl Iterator<Item = (u64, FsBlock)> + use<> {
     let table = super_.location().0.offset(1);
-    let fan_out = u64::from(super_.block_bytes) / 4;
+    let fan_out = addresses_per_block(super_.block_bytes);
     let first = u64::from(super_.descriptor_blocks());
     let end = first.saturating_add(super_.reserved_descriptor_blocks.into());
-    (first..end).map(move |nth| {
-        (saturating_usize(nth % fan_out.max(1)).saturating_mul(4), table.offset(nth))
-    })
+    (first..end).map(move |nth| (nth % fan_out.max(1), table.offset(nth)))
 }
 
 /// Rewrites the resize inode for the planned superblock; `top` is its double-indirect block. If the
@@ -106,7 +104,7 @@ pub(crate) fn rewrite(
     let mut pointers = vec![0; saturating_usize(block_bytes)];
     let first = super_.group_start(GroupNumber(0)).0;
     for (place, block) in reserved_gdt_blocks(super_) {
-        let _ = put32(&mut pointers, place, block.to_u32()?);
+        let _ = set_pointer_at(&mut pointers, place, block.to_u32()?);
         let nth = block.0.saturating_sub(first);
         let mut of_copies = vec![];
         for start in &starts {

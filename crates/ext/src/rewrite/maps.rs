@@ -10,12 +10,12 @@ use super::VolumeRewrite;
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::format::extent::{Extent, INIT_MAX_LEN};
+use crate::format::indirect::{addresses_per_block, pointer_at, set_pointer_at};
 use crate::format::inode::{Inode, POINTERS, flags};
 use crate::format::inode_slot::InodeSlot;
-use crate::format::{le32, put32};
-use crate::map::pointers::{max_mapped_blocks, pointer_at};
+use crate::map::pointers::max_mapped_blocks;
 use crate::map::{self, BlockLocation, BlockMap, MapNode, MapSource, MapVisitor, build_extents};
-use crate::offline::{OfflineError, Result};
+use crate::offline::Result;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, FsBlock, InodeNumber};
 
@@ -286,11 +286,11 @@ impl VolumeRewrite<'_> {
         }
         let was = self.redo.read_old(FsBlock(block), 1)?;
         let mut bytes = was.clone();
-        for nth in 0..u64::from(self.old.super_.block_bytes / 4) {
+        for nth in 0..addresses_per_block(self.old.super_.block_bytes) {
             let below = pointer_at(&was, nth);
             if below != 0 {
                 let to = self.rewrite_pointer(below, levels.saturating_sub(1), moved)?;
-                let _ = put32(&mut bytes, saturating_usize(nth).saturating_mul(4), to);
+                let _ = set_pointer_at(&mut bytes, nth, to);
             }
         }
         let to = if block >= self.space.end() { self.allocate_block()? } else { block };
@@ -379,10 +379,4 @@ fn runs_to_extents(pieces: &[MovedRun]) -> Vec<Extent> {
         }
     }
     extents
-}
-
-/// Reads an inode number in a list of blocks.
-pub(super) fn read_u32_at(bytes: &[u8], at: usize) -> Result<u32> {
-    le32(bytes, at)
-        .ok_or(OfflineError::Volume(crate::Error::corrupt("directory entry: record length")))
 }
