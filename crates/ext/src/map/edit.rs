@@ -329,16 +329,16 @@ impl Transaction<'_> {
         }
     }
 
-    /// Preloads the map blocks and bitmaps for freeing the blocks of a file from `from` on.
-    pub(crate) fn preload_map(&mut self, inode: &Inode, from: u64) -> Result<()> {
+    /// Preloads the map blocks and bitmaps for freeing the blocks of a file in `range`.
+    pub(crate) fn preload_map(&mut self, inode: &Inode, range: Range<u64>) -> Result<()> {
         let super_ = &self.volume.super_;
         if !inode.has_map(super_) {
             return Ok(());
         }
-        let end = inode.size_bytes.div_ceil(super_.block_bytes.into());
+        let end = inode.size_bytes.div_ceil(super_.block_bytes.into()).min(range.end);
         let per_group = u64::from(super_.blocks_per_group);
         let mut look = MapPreloader { per_group, nodes: 0, group_blocks: vec![] };
-        self.walk_inode(inode, from..end, &mut look)?;
+        self.walk_inode(inode, range.start..end, &mut look)?;
         for block in look.group_blocks {
             self.preload_bitmap_of_block(block)?;
         }

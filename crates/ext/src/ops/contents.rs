@@ -318,7 +318,8 @@ impl Transaction<'_> {
         let block_bytes = self.block_bytes();
         let before = inode.size_bytes;
         if bytes <= before {
-            self.preload_map(inode, bytes.div_ceil(block_bytes))?;
+            self.preload_partial_blocks(number, bytes, bytes)?;
+            self.preload_map(inode, bytes.div_ceil(block_bytes)..u64::MAX)?;
             self.writer.groups.discard_reservation_window(number.0);
             let from = saturating_u32(bytes.div_ceil(block_bytes));
             let cuts = self.truncate_points(number, from)?;
@@ -362,7 +363,9 @@ impl Transaction<'_> {
         }
         let block_bytes = self.block_bytes();
         let (first, last) = (from.div_ceil(block_bytes), end / block_bytes);
+        self.preload_partial_blocks(number, from, end)?;
         if first <= last {
+            self.preload_map(&inode, first..last)?;
             let range = saturating_u32(first)..saturating_u32(last);
             map::map_of(&inode)?.editor().ensure_space_for_hole(self, number, range.clone())?;
             if !from.is_multiple_of(block_bytes) {

@@ -385,7 +385,7 @@ impl Transaction<'_> {
     fn preload_for_deletion(&mut self, inode: &Inode) -> Result<()> {
         let has_users = self.has_users(inode.number);
         let is_last = inode.links() <= 1 || inode.kind == FileType::Directory;
-        if is_last && !has_users { self.preload_map(inode, 0) } else { Ok(()) }
+        if is_last && !has_users { self.preload_map(inode, 0..u64::MAX) } else { Ok(()) }
     }
 
     /// Decrements the link count; an inode without links is deleted, or becomes an orphan if it is
@@ -483,7 +483,7 @@ impl Transaction<'_> {
         if is_orphan {
             // Preloaded before any count changes.
             let node = self.read_inode_unchecked(inode)?;
-            self.preload_map(&node, 0)?;
+            self.preload_map(&node, 0..u64::MAX)?;
             self.may_block = true;
         }
         self.writer.users.remove(&inode.0);
