@@ -236,11 +236,6 @@ impl Transaction<'_> {
         self.volume.store.invalidate_chunks(inode.0, chunks);
     }
 
-    /// Returns true if the inode is in use on disk.
-    pub(crate) fn is_used_on_disk(&self, inode: InodeNumber) -> bool {
-        self.writer.batch.is_on_disk(inode)
-    }
-
     /// Returns true if the inode's owner may use the blocks reserved for the superuser.
     pub(crate) fn is_privileged(&self, uid: u32) -> bool {
         uid == self.volume.super_.reserved_uid

@@ -435,7 +435,7 @@ impl Transaction<'_> {
             number,
             QuotaUsage { inodes: (-1i64).saturating_sub(counted.entries), bytes: 0 },
         )?;
-        let old = self.is_used_on_disk(number);
+        let old = self.writer.batch.is_on_disk(number);
         let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
         self.discard_access_time(number);
         self.remove_orphan(number)?;

@@ -56,8 +56,8 @@ pub(crate) struct EaInodeCharge {
 impl EaInodeRefChanges {
     fn add_refs(&mut self, list: &[EaInodeRef], by: i64) {
         for outside in list {
-            *self.entries.entry(outside.inode.0).or_default() =
-                self.entries.entry(outside.inode.0).or_default().saturating_add(by);
+            let refs = self.entries.entry(outside.inode.0).or_default();
+            *refs = refs.saturating_add(by);
         }
     }
 

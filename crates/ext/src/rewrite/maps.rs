@@ -245,8 +245,8 @@ impl VolumeRewrite<'_> {
                 i64::try_from(has).unwrap_or(0).saturating_sub(i64::try_from(had).unwrap_or(0));
             // A value of an attribute counts by its length, for those who have it.
             if !node.is_ea_inode() {
-                *self.usage.entry([uid, gid, node.project()]).or_default() =
-                    self.usage.entry([uid, gid, node.project()]).or_default().saturating_add(more);
+                let usage = self.usage.entry([uid, gid, node.project()]).or_default();
+                *usage = usage.saturating_add(more);
             }
         }
         Ok(pointers)
