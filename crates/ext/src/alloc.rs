@@ -17,11 +17,6 @@
 //! that share a cluster belong to one file, whose map frees each cluster once (see
 //! [`crate::map::extents`]).
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with block numbers of a volume of fewer than 2^32 blocks"
-)]
-
 mod blocks;
 mod inodes;
 
@@ -139,12 +134,12 @@ impl Groups {
             .map_err(|error| error.with_block(at))?;
             let group::GroupDescriptor { block_bitmap, inode_bitmap, inode_table, .. } =
                 group.descriptor;
-            own.push((block_bitmap.0, block_bitmap.0 + 1));
-            own.push((inode_bitmap.0, inode_bitmap.0 + 1));
+            own.push((block_bitmap.0, block_bitmap.0.saturating_add(1)));
+            own.push((inode_bitmap.0, inode_bitmap.0.saturating_add(1)));
             let table = u64::from(super_.inode_table_blocks());
-            own.push((inode_table.0, inode_table.0 + table));
+            own.push((inode_table.0, inode_table.0.saturating_add(table)));
             let head = super_.base_meta_blocks(number);
-            own.push((group.first_block, group.first_block + head));
+            own.push((group.first_block, group.first_block.saturating_add(head)));
             all.push(group);
         }
         let own = round_to_clusters(merge_ranges(own)?, cluster_blocks.into());
@@ -170,17 +165,18 @@ impl Groups {
 
     /// Returns the free blocks, in whole clusters.
     pub(crate) fn free_blocks(&self) -> u64 {
-        self.free_clusters * u64::from(self.cluster_blocks)
+        self.free_clusters.saturating_mul(self.cluster_blocks.into())
     }
 
     /// Returns the free blocks that are not allocatable yet.
     fn pending_free_blocks(&self) -> u64 {
-        self.pending_free_clusters * u64::from(self.cluster_blocks)
+        self.pending_free_clusters.saturating_mul(self.cluster_blocks.into())
     }
 
     /// Returns the first block of a block's cluster.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn cluster_start(&self, block: u64) -> u64 {
-        block - block % u64::from(self.cluster_blocks)
+        block.saturating_sub(block % u64::from(self.cluster_blocks))
     }
 
     /// Returns the number of clusters for so many blocks from the start of a cluster.
@@ -190,8 +186,10 @@ impl Groups {
 
     /// Returns the first block and the number of blocks of a run of clusters.
     fn cluster_run_to_blocks(&self, group: &Group, BitRun { start, len }: BitRun) -> (u64, u32) {
-        let first = group.first_block + u64::from(start) * u64::from(self.cluster_blocks);
-        (first, len * self.cluster_blocks)
+        let first = group
+            .first_block
+            .saturating_add(u64::from(start).saturating_mul(self.cluster_blocks.into()));
+        (first, len.saturating_mul(self.cluster_blocks))
     }
 
     pub(crate) fn get(&self, group: u32) -> Option<&Group> {
@@ -226,6 +224,7 @@ impl Groups {
     }
 
     /// Returns the group of a block, and the bit of its cluster.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn locate_block_bit(&self, block: u64) -> Option<(u32, u32)> {
         let nth = block.checked_sub(self.first_data_block)?;
         let per_group = u64::from(self.per_group.0);
@@ -234,6 +233,7 @@ impl Groups {
     }
 
     /// Returns the group and bit of an inode.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(crate) fn locate_inode_bit(&self, inode: InodeNumber) -> Option<(u32, u32)> {
         let nth = inode.0.checked_sub(1)?;
         Some((nth / self.per_group.1, nth % self.per_group.1))
@@ -246,6 +246,7 @@ impl Groups {
     }
 
     /// Makes freed blocks and inodes allocatable: their free is durable.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(crate) fn release_pending_free(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         let count: u64 = blocks.iter().map(|(_, count)| u64::from(*count)).sum();
         let clusters = count / u64::from(self.cluster_blocks);
@@ -279,7 +280,7 @@ impl Groups {
     /// Discards the reservation window of a file.
     pub(crate) fn discard_reservation_window(&mut self, inode: u32) {
         if let Some(window) = self.reservation_windows.remove(&inode) {
-            let count = saturating_u32(window.end - window.next);
+            let count = saturating_u32(window.end.saturating_sub(window.next));
             self.mark_allocatable(&[(window.next, count)], &[]);
         }
     }
@@ -291,6 +292,7 @@ impl Groups {
     }
 
     /// Builds the allocation bitmaps of a group.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn load_allocation_bitmaps(
         &mut self,
         number: u32,
@@ -304,12 +306,18 @@ impl Groups {
             if group.allocation_bitmaps.is_some() {
                 return Ok(());
             }
-            let (first, end) =
-                (group.first_block, group.first_block + u64::from(group.bitmap_clusters) * ratio);
+            let (first, end) = (
+                group.first_block,
+                group
+                    .first_block
+                    .saturating_add(u64::from(group.bitmap_clusters).saturating_mul(ratio)),
+            );
             let from = self.system_zones.partition_point(|(_, own_end)| *own_end <= first);
             let rest = self.system_zones.get(from..).unwrap_or_default().iter();
             rest.take_while(|(start, _)| *start < end)
-                .map(|&(a, b)| ((a.max(first) - first) / ratio, (b.min(end) - first) / ratio))
+                .map(|&(a, b)| {
+                    (a.saturating_sub(first) / ratio, b.min(end).saturating_sub(first) / ratio)
+                })
                 .collect()
         };
         let group = self.get_mut(number)?;
@@ -319,7 +327,12 @@ impl Groups {
         let mut blocks = if flags & group::flags::BLOCK_UNINIT != 0 {
             let mut bytes = vec![0; len];
             for &(start, end) in &own {
-                set_bit_range(&mut bytes, saturating_u32(start), saturating_u32(end - start), true);
+                set_bit_range(
+                    &mut bytes,
+                    saturating_u32(start),
+                    saturating_u32(end.saturating_sub(start)),
+                    true,
+                );
             }
             group.initial_blocks = Some(pad_bitmap(bytes.clone(), group.bitmap_clusters));
             bytes
@@ -341,7 +354,7 @@ impl Groups {
             bytes.to_vec()
         };
         for (start, end) in own {
-            let (at, count) = (saturating_u32(start), saturating_u32(end - start));
+            let (at, count) = (saturating_u32(start), saturating_u32(end.saturating_sub(start)));
             if !all_bits_are(&blocks, at, count, true) {
                 return corrupt("block bitmap: the volume's own block is free", block_bitmap);
             }
@@ -362,15 +375,18 @@ impl Groups {
             group.changed = true;
         }
         // Bits after the end are never found free.
-        let past = |len: usize, count: u32| saturating_u32((len as u64) * 8).saturating_sub(count);
+        let past = |len: usize, count: u32| {
+            saturating_u32((len as u64).saturating_mul(8)).saturating_sub(count)
+        };
         let (all_blocks, all_inodes) =
             (past(blocks.len(), group.whole_clusters), past(inodes.len(), group.inodes));
         set_bit_range(&mut blocks, group.whole_clusters, all_blocks, true);
         set_bit_range(&mut inodes, group.inodes, all_inodes, true);
         group.allocation_bitmaps = Some(AllocationBitmaps { blocks, inodes });
         if free != claimed {
-            let sum =
-                |a: u64, new: u32, old: u32| (a + u64::from(new)).saturating_sub(u64::from(old));
+            let sum = |a: u64, new: u32, old: u32| {
+                a.saturating_add(new.into()).saturating_sub(old.into())
+            };
             self.free_clusters = sum(self.free_clusters, free[0], claimed[0]);
             self.free_inodes = sum(self.free_inodes, free[1], claimed[1]);
         }
@@ -379,6 +395,7 @@ impl Groups {
 }
 
 impl Group {
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn from_descriptor(
         said: group::GroupDescriptor,
         number: GroupNumber,
@@ -397,7 +414,7 @@ impl Group {
         let blocks =
             saturating_u32(super_.blocks.saturating_sub(first)).min(super_.blocks_per_group);
         let clusters = blocks.div_ceil(super_.cluster_blocks);
-        let before = u64::from(number.0) * u64::from(super_.inodes_per_group);
+        let before = u64::from(number.0).saturating_mul(super_.inodes_per_group.into());
         let inodes = saturating_u32(u64::from(super_.inodes).saturating_sub(before));
         let inodes = inodes.min(super_.inodes_per_group);
         Ok(Self {
@@ -420,7 +437,7 @@ impl Group {
 
 /// Sets all bits of a bitmap after `count`.
 fn pad_bitmap(mut bits: Vec<u8>, count: u32) -> Vec<u8> {
-    let all = saturating_u32((bits.len() as u64) * 8);
+    let all = saturating_u32((bits.len() as u64).saturating_mul(8));
     set_bit_range(&mut bits, count, all.saturating_sub(count), true);
     bits
 }
@@ -446,10 +463,12 @@ fn merge_ranges(mut ranges: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
 }
 
 /// Rounds sorted ranges to clusters and merges adjacent ones.
+#[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
 fn round_to_clusters(ranges: Vec<(u64, u64)>, cluster_blocks: u64) -> Vec<(u64, u64)> {
     let mut out: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
     for (start, end) in ranges {
-        let (start, end) = (start - start % cluster_blocks, end.next_multiple_of(cluster_blocks));
+        let (start, end) =
+            (start.saturating_sub(start % cluster_blocks), end.next_multiple_of(cluster_blocks));
         match out.last_mut() {
             Some(last) if start <= last.1 => last.1 = last.1.max(end),
             _ => out.push((start, end)),
@@ -462,6 +481,7 @@ fn round_to_clusters(ranges: Vec<(u64, u64)>, cluster_blocks: u64) -> Vec<(u64, 
 impl Superblock {
     /// Returns the number of blocks at the start of a group for the superblock, the descriptors and
     /// the reserved GDT blocks.
+    #[allow(clippy::arithmetic_side_effects, reason = "a block holds at least one descriptor")]
     pub(crate) fn base_meta_blocks(&self, group: GroupNumber) -> u64 {
         let copy = u64::from(self.has_superblock(group));
         let per_block = self.descriptors_per_block();
@@ -470,15 +490,20 @@ impl Superblock {
         if is_meta {
             // A meta group has its descriptors in its first two groups and its last.
             let in_meta = group.0 % per_block;
-            let table = u64::from(in_meta < 2 || in_meta == per_block - 1);
-            return self.blocks_before_super(group) + copy + table;
+            let table = u64::from(in_meta < 2 || in_meta == per_block.saturating_sub(1));
+            return self.blocks_before_super(group).saturating_add(copy).saturating_add(table);
         }
         let table = match self.incompatible.contains(Incompatible::META_BG) {
             true => self.first_meta_group.min(self.descriptor_blocks()),
             false => self.descriptor_blocks(),
         };
         let before = self.blocks_before_super(group);
-        copy * (before + 1 + u64::from(table) + u64::from(self.reserved_descriptor_blocks))
+        copy.saturating_mul(
+            before
+                .saturating_add(1)
+                .saturating_add(table.into())
+                .saturating_add(self.reserved_descriptor_blocks.into()),
+        )
     }
 
     /// Returns the blocks of a group before its superblock: with clusters of small blocks, group 0

@@ -46,8 +46,6 @@
 //! Law 4: a chain follows the one before it, and the first chain follows the "in use" mark of the
 //! superblock.
 
-#![allow(clippy::arithmetic_side_effects, reason = "computes with bytes and blocks in memory")]
-
 pub(crate) mod batch;
 pub(crate) mod chain;
 pub(crate) mod changes;
@@ -101,7 +99,8 @@ impl Transaction<'_> {
     pub(crate) fn enforce_batch_limits(&mut self) -> Result<()> {
         self.close_batch_if_complete()?;
         let block_bytes = u64::from(self.volume.super_.block_bytes);
-        let dirty = self.volume.store.write_back.read().dirty_contents as u64 * block_bytes;
+        let dirty =
+            (self.volume.store.write_back.read().dirty_contents as u64).saturating_mul(block_bytes);
         if dirty >= (self.writer.dirty_limit / 8).clamp(1 << 20, 8 << 20) {
             self.queue_dirty_contents()?;
         }
@@ -114,7 +113,8 @@ impl Transaction<'_> {
             ChainBounds { groups, writes, bytes: (writes as u64).saturating_mul(block_bytes) };
         let fits = needs.sum_with(CHAIN_HEADROOM).is_within(self.context.commit_queue.bounds());
         if blocks > 0
-            && (!fits || blocks * saturating_usize(block_bytes) >= MAX_BATCH_METADATA_BYTES)
+            && (!fits
+                || blocks.saturating_mul(saturating_usize(block_bytes)) >= MAX_BATCH_METADATA_BYTES)
         {
             self.close_batch()?;
         }
@@ -167,7 +167,7 @@ impl Transaction<'_> {
 
     fn only_times_differ(&self, inode: InodeNumber) -> Result<bool> {
         let (block, at) = self.inode_location(inode)?;
-        let part = at..at + saturating_usize(self.volume.super_.inode_bytes.into());
+        let part = at..at.saturating_add(saturating_usize(self.volume.super_.inode_bytes.into()));
         let cache = self.volume.store.write_back.read();
         Ok(cache.inode_diff(block, part).is_none_or(InodeDiff::changes_only_times))
     }
@@ -232,7 +232,7 @@ impl Transaction<'_> {
         self.write_usage()?;
         // Chains are bounded: large data goes ahead.
         let block_bytes = u64::from(self.volume.super_.block_bytes);
-        if self.volume.store.write_back.read().dirty_contents as u64 * block_bytes
+        if (self.volume.store.write_back.read().dirty_contents as u64).saturating_mul(block_bytes)
             > MAX_CHAIN_DATA_BYTES
         {
             self.queue_dirty_contents()?;

@@ -22,6 +22,7 @@ pub mod features;
 pub mod group;
 pub mod hash;
 pub mod htree;
+pub(crate) mod indirect;
 pub mod inline;
 pub mod inode;
 pub mod inode_slot;

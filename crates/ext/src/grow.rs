@@ -12,11 +12,6 @@
 //! Law 3: blocks beyond the old end are written first, existing blocks in one atomic change
 //! (`redo`).
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with block numbers of checked superblocks, far below 2^64"
-)]
-
 use std::ops::Range;
 
 use draconis_device::Disk;
@@ -97,6 +92,7 @@ impl GrowPlan {
     }
 
     /// Returns the bytes of new groups that must be written, for a progress bar.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub fn bytes_to_write(&self, zeroed_from_bytes: u64) -> u64 {
         let block_bytes = u64::from(self.new.block_bytes);
         let most = zeroed_from_bytes / block_bytes;
@@ -143,10 +139,11 @@ impl GrowPlan {
         // As many as may change, and the index.
         let copies = (0..self.new.groups).filter(|it| self.new.has_superblock(GroupNumber(*it)));
         let each = u64::from(self.new.descriptor_blocks())
-            + u64::from(self.new.reserved_descriptor_blocks)
-            + 2;
-        let enough = copies.count() as u64 * each * 2 + 16;
-        let found: u64 = room.iter().map(|range| range.end - range.start).sum();
+            .saturating_add(self.new.reserved_descriptor_blocks.into())
+            .saturating_add(2);
+        let enough =
+            (copies.count() as u64).saturating_mul(each).saturating_mul(2).saturating_add(16);
+        let found: u64 = room.iter().map(|range| range.end.saturating_sub(range.start)).sum();
         if found < enough {
             let last = room.len().saturating_sub(1);
             room.splice(last..last, self.old.free_blocks(&redo, 0, enough)?);
@@ -172,7 +169,7 @@ impl GrowPlan {
     ) -> Result<(GroupDescriptor, Range<u64>)> {
         let new = &self.new;
         let (start, end) = group_bounds(new, number);
-        let head = FsBlock(start + new.base_meta_blocks(GroupNumber(number)));
+        let head = FsBlock(start.saturating_add(new.base_meta_blocks(GroupNumber(number))));
         let mut group = GroupDescriptor {
             block_bitmap: head,
             inode_bitmap: head.offset(1),
@@ -191,7 +188,7 @@ impl GrowPlan {
         let [.., table] = group_tables(new, &group);
         let ratio = u64::from(new.cluster_blocks);
         let data = table.end.next_multiple_of(ratio);
-        group.free_clusters = saturating_u32((end - data).div_ceil(ratio));
+        group.free_clusters = saturating_u32(end.saturating_sub(data).div_ceil(ratio));
         let len = saturating_usize(new.block_bytes.into());
         let mut blocks = vec![0xFF; len];
         set_bits_in_group(&mut blocks, data..end, (new, number), false);
@@ -204,7 +201,7 @@ impl GrowPlan {
         let bytes = [blocks, inodes].concat();
         redo.write_free_blocks(group.block_bitmap, &bytes)?;
         (target.progress)(bytes.len() as u64);
-        let at_bytes = |block: u64| block * u64::from(new.block_bytes);
+        let at_bytes = |block: u64| block.saturating_mul(new.block_bytes.into());
         // The head is written with the descriptors, except for the reserved GDT blocks.
         redo.zero_free_blocks(
             at_bytes(start),
@@ -233,15 +230,16 @@ impl GrowPlan {
     }
 
     /// Frees a block of the old volume.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn free_block(
         &self,
         redo: &mut RedoLog<'_>,
         to_be: &mut PlannedVolume,
         block: FsBlock,
     ) -> Result<()> {
-        let nth = block.0 - u64::from(self.new.first_data_block);
+        let nth = block.0.saturating_sub(self.new.first_data_block.into());
         let number = saturating_u32(nth / u64::from(self.new.blocks_per_group));
-        let is_last = number + 1 == self.old.super_.groups;
+        let is_last = number.saturating_add(1) == self.old.super_.groups;
         let mut bitmap = if is_last && self.new.blocks != self.old.super_.blocks {
             match to_be.groups.get(saturating_usize(number.into())) {
                 Some(group) => redo.block(group.block_bitmap)?,
@@ -251,13 +249,19 @@ impl GrowPlan {
             self.old.block_bitmap(redo, number)?
         };
         let ratio = u64::from(self.new.cluster_blocks);
-        let start = block.0 - nth % ratio;
-        set_bits_in_group(&mut bitmap, start..start + ratio, (&self.new, number), false);
+        let start = block.0.saturating_sub(nth % ratio);
+        set_bits_in_group(
+            &mut bitmap,
+            start..start.saturating_add(ratio),
+            (&self.new, number),
+            false,
+        );
         to_be.set_block_bitmap(redo, number, bitmap)
     }
 }
 
 /// Returns the superblock for `size_bytes`, with the old free counts.
+#[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
 fn target_superblock(
     volume: &OfflineVolume,
     size_bytes: u64,
@@ -271,10 +275,10 @@ fn target_superblock(
     if asked < old.blocks {
         return Err(OfflineError::Shrink { blocks: old.blocks, block_bytes: old.block_bytes });
     }
-    let asked = (asked - asked % ratio).max(old.blocks);
+    let asked = asked.saturating_sub(asked % ratio).max(old.blocks);
     let wide = old.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
     let numbered = u64::from(u32::MAX / old.inodes_per_group);
-    let full = (numbered * per_group + first).min(match wide {
+    let full = numbered.saturating_mul(per_group).saturating_add(first).min(match wide {
         true => 1 << 40,
         false => u32::MAX.into(),
     });
@@ -285,18 +289,19 @@ fn target_superblock(
     if asked > full {
         return Err(too_large(full));
     }
-    let rest = (asked - first) % per_group;
+    let rest = asked.saturating_sub(first) % per_group;
     let (new_raw, new) = superblocks_with_size(raw, old, asked)?;
     if rest == 0 || new.groups == old.groups {
         return Ok((new_raw, new));
     }
-    let head = new.base_meta_blocks(GroupNumber(new.groups - 1));
-    let own = head + u64::from(new.inode_table_blocks()) + 2;
-    let least = own.next_multiple_of(ratio) + MIN_LAST_GROUP_BLOCKS.next_multiple_of(ratio);
+    let head = new.base_meta_blocks(GroupNumber(new.groups.saturating_sub(1)));
+    let own = head.saturating_add(new.inode_table_blocks().into()).saturating_add(2);
+    let least =
+        own.next_multiple_of(ratio).saturating_add(MIN_LAST_GROUP_BLOCKS.next_multiple_of(ratio));
     if rest >= least {
         return Ok((new_raw, new));
     }
-    let (new_raw, new) = superblocks_with_size(raw, old, asked - rest)?;
+    let (new_raw, new) = superblocks_with_size(raw, old, asked.saturating_sub(rest))?;
     Ok((new_raw, new))
 }
 
@@ -320,7 +325,7 @@ fn superblocks_with_size(
             let compatible = compatible & !Compatible::RESIZE_INODE.bits();
             let incompatible = incompatible | Incompatible::META_BG.bits();
             raw.set_features([compatible, incompatible, read_only]);
-            raw.s_first_meta_bg = (old.descriptor_blocks() + reserved).into();
+            raw.s_first_meta_bg = old.descriptor_blocks().saturating_add(reserved).into();
         }
     }
     let new = set_checksum_and_parse(&mut raw)?;
@@ -342,11 +347,11 @@ pub(crate) fn set_block_count(
 ) -> crate::Result<()> {
     let wide = old.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
     raw.s_blocks_count_lo = low32(blocks).into();
-    let in_groups = blocks - u64::from(old.first_data_block);
+    let in_groups = blocks.saturating_sub(old.first_data_block.into());
     let groups = in_groups.div_ceil(old.blocks_per_group.into());
     let inodes = groups.saturating_mul(old.inodes_per_group.into());
     raw.s_inodes_count = u32::try_from(inodes).map_err(|_| crate::Error::TooLarge)?.into();
-    let per_block = u128::from(old.reserved_blocks) * u128::from(blocks);
+    let per_block = u128::from(old.reserved_blocks).saturating_mul(u128::from(blocks));
     let reserved = per_block.checked_div(old.blocks.into()).unwrap_or(0);
     let reserved = u64::try_from(reserved).unwrap_or(0);
     raw.s_r_blocks_count_lo = low32(reserved).into();

@@ -16,11 +16,6 @@
 //! Arithmetic here uses computed values; [`Layout::new`] and [`VolumePlan::new`] bound the values
 //! that users choose.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with its own numbers; what users choose is bounded in layout and plan"
-)]
-
 mod disk_writer;
 mod ea_value;
 mod free_share;

@@ -11,8 +11,6 @@
 //! Law 2: a host that reads a foreign sequence number, or cannot write its own, stops writing.
 //! Law 3: the caller waits: this module computes the time and has no clock.
 
-#![allow(clippy::arithmetic_side_effects, reason = "computes with seconds below 2^17")]
-
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,9 +75,11 @@ impl MmpClaim {
         }
         let interval =
             u64::from(super_.mmp_interval.max(MIN_CHECK_INTERVAL).max(there.interval_seconds));
-        let wait = Duration::from_secs((2 * interval + 1).min(interval + MAX_EXTRA_WAIT_SECONDS));
+        let wait = Duration::from_secs(
+            (2 * interval).saturating_add(1).min(interval + MAX_EXTRA_WAIT_SECONDS),
+        );
         let is_clean = there.sequence == SEQ_CLEAN;
-        let all = if is_clean { wait } else { wait * 2 };
+        let all = if is_clean { wait } else { wait.saturating_mul(2) };
         if all > how.max_wait {
             let feature = format!(
                 "writing needs: mmp; finding out whether another host uses the volume takes {} s, \
@@ -159,14 +159,14 @@ impl MmpClaim {
         let block = super_.mmp_block.filter(|block| super_.is_valid_block(*block)).ok_or(wrong)?;
         let interval = super_.mmp_interval.max(1);
         let mine = MmpRecord {
-            sequence: how.random % SEQ_MAX + 1,
+            sequence: (how.random % SEQ_MAX).saturating_add(1),
             interval_seconds: interval.saturating_mul(2).max(MIN_CHECK_INTERVAL),
             node: how.node.to_owned(),
             device: "draconis".to_owned(),
         };
         Ok(Some(Self {
             disk: disk.clone(),
-            at_bytes: block.0 * u64::from(super_.block_bytes),
+            at_bytes: block.0.saturating_mul(super_.block_bytes.into()),
             seed: super_.checksum_seed,
             interval: Duration::from_secs(interval.into()),
             own_record: Mutex::new(mine),
@@ -197,7 +197,7 @@ impl MmpClaim {
             return Ok(());
         }
         let mut next = mine.clone();
-        next.sequence = mine.sequence % SEQ_MAX + 1;
+        next.sequence = (mine.sequence % SEQ_MAX).saturating_add(1);
         self.write(&next, now)?;
         *mine = next;
         Ok(())
@@ -222,11 +222,12 @@ impl MmpClaim {
     }
 
     /// Returns the extent of the MMP block's record, in whole sectors.
+    #[allow(clippy::arithmetic_side_effects, reason = "the divisor is at least 1")]
     fn extent(&self) -> Extent {
         let sector = u64::from(self.disk.properties().sector_bytes.max(1));
-        let start = self.at_bytes / sector * sector;
-        let end = (self.at_bytes + LEN_BYTES as u64).next_multiple_of(sector);
-        Extent::new(start, end - start)
+        let start = (self.at_bytes / sector).saturating_mul(sector);
+        let end = self.at_bytes.saturating_add(LEN_BYTES as u64).next_multiple_of(sector);
+        Extent::new(start, end.saturating_sub(start))
     }
 
     fn read(&self) -> Result<MmpRecord> {
@@ -237,7 +238,7 @@ impl MmpClaim {
     fn write(&self, record: &MmpRecord, now: Time) -> Result<()> {
         let at = self.extent();
         let mut bytes = read_bytes(&*self.disk, at)?;
-        let skip = saturating_usize(self.at_bytes - at.start_bytes);
+        let skip = saturating_usize(self.at_bytes.saturating_sub(at.start_bytes));
         let seconds = u64::from(to_disk_seconds(now));
         mmp::write(bytes.get_mut(skip..).unwrap_or_default(), record, seconds, self.seed);
         let group = Group { writes: vec![write_of(at.start_bytes, &bytes)] };

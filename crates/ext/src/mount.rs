@@ -3,8 +3,6 @@
 //! Law: a volume that is opened and not changed keeps every byte. The first change is preceded on
 //! disk by the "in use" mark.
 
-#![allow(clippy::arithmetic_side_effects, reason = "counts mounts and inodes of a group")]
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -145,8 +143,11 @@ impl Transaction<'_> {
     /// Unused inodes that names reference are quarantined as used, until `e2fsck` removes the
     /// names: otherwise a name would reference another file one day.
     fn rebuild_free_counts(&mut self) -> Result<()> {
-        let mut living =
-            vec![0u64; saturating_usize(u64::from(self.volume.super_.inodes)) / 64 + 1];
+        let mut living = vec![
+            0u64;
+            (saturating_usize(u64::from(self.volume.super_.inodes)) / 64)
+                .saturating_add(1)
+        ];
         let (mut dirs, mut open) = (vec![InodeNumber::ROOT], Vec::new());
         for inode in self.used_inodes()? {
             let of = |it: &InodeSlot<'_>| (it.links(), it.mode(), it.deletion_time());
@@ -204,7 +205,7 @@ impl Transaction<'_> {
                     log::warn!("directories have more blocks than the volume: run e2fsck on it");
                     return named;
                 }
-                blocks_left -= 1;
+                blocks_left = blocks_left.saturating_sub(1);
                 let Ok(Some((_, block))) = self.read_directory_block(&node, nth) else { continue };
                 named.extend(referenced_inodes(&block).filter(is_dead));
             }

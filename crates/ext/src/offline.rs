@@ -6,11 +6,6 @@
 //! ```
 //! Law: every structure is verified when read, and refused if damaged; a change never guesses.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with block numbers of a checked superblock, far below 2^64"
-)]
-
 pub(crate) mod reserved_gdt;
 
 use std::ops::Range;
@@ -205,8 +200,8 @@ impl OfflineVolume {
                 return Err(crate::Error::corrupt(what).with_block(place).into());
             }
             groups.push(group);
-            let from = saturating_usize(slot.into()) * len;
-            descriptors.extend(block.get(from..from + len).unwrap_or_default());
+            let from = saturating_usize(slot.into()).saturating_mul(len);
+            descriptors.extend(block.get(from..from.saturating_add(len)).unwrap_or_default());
             at = Some((place, block));
         }
         Ok(Self { raw, super_, groups, descriptors })
@@ -224,7 +219,7 @@ impl OfflineVolume {
         let mut bytes = if group.flags & flags::BLOCK_UNINIT != 0 {
             let mut bytes = vec![0; saturating_usize(super_.block_bytes.into())];
             let (start, _) = group_bounds(super_, number);
-            let head = start..start + super_.base_meta_blocks(GroupNumber(number));
+            let head = start..start.saturating_add(super_.base_meta_blocks(GroupNumber(number)));
             for own in group_tables(super_, group).into_iter().chain([head]) {
                 set_bits_in_group(&mut bytes, own, (super_, number), true);
             }
@@ -237,8 +232,8 @@ impl OfflineVolume {
             }
             bytes
         };
-        let bits = saturating_u32(bytes.len() as u64 * 8);
-        fill(&mut bytes, BitRun { start: len, len: bits - len.min(bits) }, true);
+        let bits = saturating_u32((bytes.len() as u64).saturating_mul(8));
+        fill(&mut bytes, BitRun { start: len, len: bits.saturating_sub(len.min(bits)) }, true);
         Ok(bytes)
     }
 
@@ -256,8 +251,8 @@ impl OfflineVolume {
             }
             bytes
         };
-        let bits = saturating_u32(bytes.len() as u64 * 8);
-        fill(&mut bytes, BitRun { start: count, len: bits - count.min(bits) }, true);
+        let bits = saturating_u32((bytes.len() as u64).saturating_mul(8));
+        fill(&mut bytes, BitRun { start: count, len: bits.saturating_sub(count.min(bits)) }, true);
         Ok(bytes)
     }
 
@@ -284,11 +279,13 @@ impl OfflineVolume {
             let mut at = 0;
             while let Some(from) = bitmap.next_zero(at) {
                 let len = bitmap.zeros_at(from, u32::MAX);
-                let to = start + u64::from(from + len) * ratio;
-                let run = (start + u64::from(from) * ratio).max(first)..to.min(end);
-                count += run.end.saturating_sub(run.start);
+                let to =
+                    start.saturating_add(u64::from(from.saturating_add(len)).saturating_mul(ratio));
+                let run = start.saturating_add(u64::from(from).saturating_mul(ratio)).max(first)
+                    ..to.min(end);
+                count = count.saturating_add(run.end.saturating_sub(run.start));
                 found.extend((!run.is_empty()).then_some(run));
-                at = from + len;
+                at = from.saturating_add(len);
             }
         }
         Ok(found)
@@ -304,8 +301,8 @@ impl PlannedVolume {
         mut bytes: Vec<u8>,
     ) -> Result<()> {
         let len = group_clusters(&self.super_, number);
-        let bits = saturating_u32(bytes.len() as u64 * 8);
-        fill(&mut bytes, BitRun { start: len, len: bits - len.min(bits) }, true);
+        let bits = saturating_u32((bytes.len() as u64).saturating_mul(8));
+        fill(&mut bytes, BitRun { start: len, len: bits.saturating_sub(len.min(bits)) }, true);
         let group = self.groups.get_mut(saturating_usize(number.into()));
         let group = group.ok_or(crate::Error::corrupt("group number"))?;
         group.free_clusters = Bitmap::new(&bytes, len).count_zeros();
@@ -327,7 +324,7 @@ impl PlannedVolume {
         let sum = |count: fn(&GroupDescriptor) -> u32| -> u64 {
             self.groups.iter().map(|group| u64::from(count(group))).sum()
         };
-        let free = sum(|it| it.free_clusters) * ratio;
+        let free = sum(|it| it.free_clusters).saturating_mul(ratio);
         self.raw.set_free(free, sum(|it| it.free_inodes))?;
         self.raw.s_wtime = saturating_u32(u64::try_from(now.seconds).unwrap_or(0)).into();
         let len = saturating_usize(super_.descriptor_bytes.into());
@@ -339,16 +336,17 @@ impl PlannedVolume {
             false => redo.stage_block(at, bytes.to_vec()),
         };
         for nth in 0..super_.descriptor_blocks() {
-            let first = nth * per_block;
+            let first = nth.saturating_mul(per_block);
             let mut block = vec![0; block_len];
-            for slot in 0..per_block.min(super_.groups - first) {
-                let number = first + slot;
-                let at = saturating_usize(number.into()) * len;
-                let to = saturating_usize(slot.into()) * len;
+            for slot in 0..per_block.min(super_.groups.saturating_sub(first)) {
+                let number = first.saturating_add(slot);
+                let at = saturating_usize(number.into()).saturating_mul(len);
+                let to = saturating_usize(slot.into()).saturating_mul(len);
                 // Unknown fields of a descriptor stay unchanged.
-                if let (Some(from), Some(to)) =
-                    (old.descriptors.get(at..at + len), block.get_mut(to..to + len))
-                {
+                if let (Some(from), Some(to)) = (
+                    old.descriptors.get(at..at.saturating_add(len)),
+                    block.get_mut(to..to.saturating_add(len)),
+                ) {
                     to.copy_from_slice(from);
                 }
                 let group = self.groups.get(saturating_usize(number.into()));
@@ -392,11 +390,12 @@ pub(crate) fn group_bounds(super_: &Superblock, number: u32) -> (u64, u64) {
 /// Returns the clusters of a group, the valid bits of its block bitmap.
 fn group_clusters(super_: &Superblock, number: u32) -> u32 {
     let (start, end) = group_bounds(super_, number);
-    saturating_u32((end - start).div_ceil(super_.cluster_blocks.into()))
+    saturating_u32(end.saturating_sub(start).div_ceil(super_.cluster_blocks.into()))
 }
 
 /// Sets or clears the bits of those `blocks` that are in the group. The bit of a partly covered
 /// cluster is set, but never cleared.
+#[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
 pub(crate) fn set_bits_in_group(
     bitmap: &mut [u8],
     blocks: Range<u64>,
@@ -408,9 +407,12 @@ pub(crate) fn set_bits_in_group(
     let (from, to) = (blocks.start.max(start), blocks.end.min(end));
     if from < to {
         let (first, last) = match value {
-            true => ((from - start) / ratio, (to - start).div_ceil(ratio)),
-            false if to == end => ((from - start).div_ceil(ratio), (to - start).div_ceil(ratio)),
-            false => ((from - start).div_ceil(ratio), (to - start) / ratio),
+            true => (from.saturating_sub(start) / ratio, to.saturating_sub(start).div_ceil(ratio)),
+            false if to == end => (
+                from.saturating_sub(start).div_ceil(ratio),
+                to.saturating_sub(start).div_ceil(ratio),
+            ),
+            false => (from.saturating_sub(start).div_ceil(ratio), to.saturating_sub(start) / ratio),
         };
         let run = BitRun {
             start: saturating_u32(first),
@@ -422,7 +424,7 @@ pub(crate) fn set_bits_in_group(
 
 /// Returns the block ranges of the bitmaps and the inode table of a group.
 pub(crate) fn group_tables(super_: &Superblock, group: &GroupDescriptor) -> [Range<u64>; 3] {
-    let run = |at: FsBlock, len: u64| at.0..at.0 + len;
+    let run = |at: FsBlock, len: u64| at.0..at.0.saturating_add(len);
     [
         run(group.block_bitmap, 1),
         run(group.inode_bitmap, 1),
@@ -431,6 +433,7 @@ pub(crate) fn group_tables(super_: &Superblock, group: &GroupDescriptor) -> [Ran
 }
 
 /// Returns the block of an inode and the offset in that block.
+#[allow(clippy::arithmetic_side_effects, reason = "the divisors are at least 1")]
 pub(crate) fn inode_location(
     super_: &Superblock,
     groups: &[GroupDescriptor],
@@ -441,7 +444,7 @@ pub(crate) fn inode_location(
     let group = nth / super_.inodes_per_group.max(1);
     let nth = u64::from(nth % super_.inodes_per_group.max(1));
     let table = groups.get(saturating_usize(group.into())).ok_or_else(damaged)?.inode_table;
-    let at = nth * u64::from(super_.inode_bytes);
+    let at = nth.saturating_mul(super_.inode_bytes.into());
     let block_bytes = u64::from(super_.block_bytes);
     Ok((table.offset(at / block_bytes), saturating_usize(at % block_bytes)))
 }
@@ -521,7 +524,7 @@ fn check_changeable(disk: &dyn Disk, super_: &Superblock, change: &str) -> Resul
     let fits = needed <= u64::from(super_.blocks_per_group)
         && u32::from(reserved) <= super_.block_bytes / 4
         && (has_reserve || reserved == 0);
-    let whole = u64::from(super_.groups) * u64::from(super_.inodes_per_group);
+    let whole = u64::from(super_.groups).saturating_mul(super_.inodes_per_group.into());
     if !fits || whole != u64::from(super_.inodes) {
         return Err(crate::Error::corrupt("superblock: room for descriptors and inodes").into());
     }

@@ -11,11 +11,6 @@
 //! Law 2: no more blocks are visited than the volume has, whatever the maps claim.
 //! Law 3: damage ends the rewrite: only understood structures are moved.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with block numbers of a checked superblock, far below 2^64"
-)]
-
 pub(crate) mod block_usage;
 mod contents;
 mod directories;
@@ -117,13 +112,16 @@ impl<'a> VolumeRewrite<'a> {
             }
             let bytes = self.old.block_bitmap(&self.redo, number)?;
             let ratio = u64::from(self.old.super_.cluster_blocks);
-            let bitmap = Bitmap::new(&bytes, saturating_u32((group_end - start).div_ceil(ratio)));
+            let bitmap = Bitmap::new(
+                &bytes,
+                saturating_u32(group_end.saturating_sub(start).div_ceil(ratio)),
+            );
             let mut at = 0;
             while let Some(from) = bitmap.next_one(at) {
                 let len = bitmap.ones_at(from, u32::MAX);
-                let block = |nth: u32| start + u64::from(nth) * ratio;
-                self.space.mark_used(block(from)..block(from + len));
-                at = from + len;
+                let block = |nth: u32| start.saturating_add(u64::from(nth).saturating_mul(ratio));
+                self.space.mark_used(block(from)..block(from.saturating_add(len)));
+                at = from.saturating_add(len);
             }
         }
         self.replace_metadata_usage();
@@ -156,6 +154,7 @@ impl<'a> VolumeRewrite<'a> {
     }
 
     /// Renumbers the inodes beyond `last` to free numbers below it.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(crate) fn renumber_inodes(&mut self, last: u32) -> Result<()> {
         let per_group = self.old.super_.inodes_per_group;
         let mut target = 0;
@@ -163,7 +162,7 @@ impl<'a> VolumeRewrite<'a> {
         let mut at = 0;
         for number in last / per_group..self.old.super_.groups {
             for nth in self.used_inodes(number)? {
-                let from = number * per_group + nth + 1;
+                let from = number.saturating_mul(per_group).saturating_add(nth).saturating_add(1);
                 // The first free inode number; groups are filled in order.
                 let place = loop {
                     if target >= self.planned.super_.groups {
@@ -182,13 +181,16 @@ impl<'a> VolumeRewrite<'a> {
                     match Bitmap::new(bitmap, per_group).next_zero(at) {
                         Some(free) => {
                             fill(bitmap, BitRun { start: free, len: 1 }, true);
-                            at = free + 1;
+                            at = free.saturating_add(1);
                             break free;
                         }
-                        None => (target, at) = (target + 1, 0),
+                        None => (target, at) = (target.saturating_add(1), 0),
                     }
                 };
-                self.renumbered.insert(from, target * per_group + place + 1);
+                self.renumbered.insert(
+                    from,
+                    target.saturating_mul(per_group).saturating_add(place).saturating_add(1),
+                );
             }
         }
         for (number, bytes) in changed {
@@ -211,7 +213,7 @@ impl<'a> VolumeRewrite<'a> {
         let mut at = 0;
         while let Some(nth) = bitmap.next_one(at) {
             used.push(nth);
-            at = nth + 1;
+            at = nth.saturating_add(1);
         }
         Ok(used)
     }
@@ -229,9 +231,9 @@ impl<'a> VolumeRewrite<'a> {
         group.free_inodes = free;
         let mut end = 0;
         while let Some(one) = bitmap.next_one(end) {
-            end = one + bitmap.ones_at(one, u32::MAX);
+            end = one.saturating_add(bitmap.ones_at(one, u32::MAX));
         }
-        let never_used = super_.inodes_per_group - end;
+        let never_used = super_.inodes_per_group.saturating_sub(end);
         let was = match group.flags & flags::INODE_UNINIT {
             0 => group.unused_inodes,
             _ => super_.inodes_per_group,
@@ -239,11 +241,13 @@ impl<'a> VolumeRewrite<'a> {
         if never_used < was {
             if group.flags & flags::INODE_ZEROED == 0 {
                 // Readers ignore the uninitialized part of the table.
-                let first = u64::from(super_.inodes_per_group - was);
-                let byte = |block: u64| block * u64::from(super_.block_bytes);
-                let start = byte(group.inode_table.0) + first * u64::from(super_.inode_bytes);
+                let first = u64::from(super_.inodes_per_group.saturating_sub(was));
+                let byte = |block: u64| block.saturating_mul(super_.block_bytes.into());
+                let start = byte(group.inode_table.0)
+                    .saturating_add(first.saturating_mul(super_.inode_bytes.into()));
                 let start = start.next_multiple_of(super_.block_bytes.into());
-                let end = byte(group.inode_table.0 + u64::from(super_.inode_table_blocks()));
+                let end =
+                    byte(group.inode_table.0.saturating_add(super_.inode_table_blocks().into()));
                 self.redo.zero_free_blocks(start, end, &|_| ())?;
                 group.flags |= flags::INODE_ZEROED;
             }
@@ -297,7 +301,7 @@ fn metadata_ranges<'a>(
 ) -> impl Iterator<Item = std::ops::Range<u64>> + 'a {
     let heads = (0..super_.groups).map(GroupNumber).map(|number| {
         let start = super_.group_start(number).0;
-        start..start + super_.base_meta_blocks(number)
+        start..start.saturating_add(super_.base_meta_blocks(number))
     });
     let tables = groups.iter().flat_map(|group| crate::offline::group_tables(super_, group));
     heads.chain(tables)

@@ -11,11 +11,6 @@
 //! Law 3: group tables do not move: a group is kept or removed whole, except for the free end of
 //! the last one.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with block numbers of checked superblocks, far below 2^64"
-)]
-
 use std::ops::Range;
 
 use draconis_device::Disk;
@@ -121,18 +116,18 @@ impl ShrinkPlan {
             Ok(effort.map(|effort| FeasibleSize { raw, new, effort }))
         };
         let (mut low, mut step, mut best) = (start, 0, None);
-        while start + step < blocks {
-            best = try_from(start + step)?;
+        while start.saturating_add(step) < blocks {
+            best = try_from(start.saturating_add(step))?;
             if best.is_some() {
                 break;
             }
-            low = start + step;
-            step = (step * 2).max(16);
+            low = start.saturating_add(step);
+            step = step.saturating_mul(2).max(16);
         }
         // The size found is at most twice as far from the bound as an infeasible one.
         let mut high = best.as_ref().map_or(blocks, |best| best.new.blocks);
         for _ in 0..MAX_BISECTION_STEPS {
-            let middle = low + high.saturating_sub(low) / 2;
+            let middle = low.saturating_add(high.saturating_sub(low) / 2);
             if middle <= low || best.is_none() {
                 break;
             }
@@ -181,14 +176,14 @@ impl ShrinkPlan {
             return Ok(());
         }
         let block_bytes = u64::from(self.new.block_bytes);
-        let progress = |blocks: u64| (target.progress)(blocks * block_bytes);
+        let progress = |blocks: u64| (target.progress)(blocks.saturating_mul(block_bytes));
         let redo = RedoLog::new(target.disk, self.new.block_bytes, vec![]);
         let to_be = planned_volume(&self.old, &self.raw, &self.new);
         let mut rework = VolumeRewrite::new(&self.old, to_be, redo, target.now, &progress);
         rework.build_block_usage()?;
-        let needed = self.effort.log_blocks + REDO_LOG_MARGIN_BLOCKS;
+        let needed = self.effort.log_blocks.saturating_add(REDO_LOG_MARGIN_BLOCKS);
         let mut room = self.old.free_blocks(&rework.redo, self.new.blocks, needed)?;
-        let found: u64 = room.iter().map(|range| range.end - range.start).sum();
+        let found: u64 = room.iter().map(|range| range.end.saturating_sub(range.start)).sum();
         let rest = rework.space.allocate_log(needed.saturating_sub(found));
         room.extend(rest.ok_or(OfflineError::NoLogSpace)?);
         rework.redo.set_log_ranges(room)?;
@@ -215,7 +210,7 @@ pub fn free_bytes(disk: &dyn Disk) -> Result<Vec<Range<u64>>> {
     let whole = OfflineVolume::load(disk, "shrinking")?;
     let block_bytes = whole.super_.block_bytes;
     let free = whole.free_blocks(&RedoLog::dry_run(disk, block_bytes), 0, u64::MAX)?;
-    let bytes = |block: u64| block * u64::from(block_bytes);
+    let bytes = |block: u64| block.saturating_mul(block_bytes.into());
     Ok(free.into_iter().map(|run| bytes(run.start)..bytes(run.end)).collect())
 }
 
@@ -260,11 +255,11 @@ fn dry_run(
         Err(OfflineError::NoLogSpace) => return Ok(None),
         Err(error) => return Err(error),
     }
-    let quotas = u64::from(new.quotas.iter().any(|inode| *inode != 0)) * 64;
-    let log_blocks = rework.redo.log_blocks() + quotas;
-    let needed = log_blocks + REDO_LOG_MARGIN_BLOCKS;
+    let quotas = u64::from(new.quotas.iter().any(|inode| *inode != 0)).saturating_mul(64);
+    let log_blocks = rework.redo.log_blocks().saturating_add(quotas);
+    let needed = log_blocks.saturating_add(REDO_LOG_MARGIN_BLOCKS);
     let behind = old.free_blocks(&rework.redo, new.blocks, needed)?;
-    let behind: u64 = behind.iter().map(|range| range.end - range.start).sum();
+    let behind: u64 = behind.iter().map(|range| range.end.saturating_sub(range.start)).sum();
     let moved_blocks = rework.moved_blocks;
     let room = rework.space.allocate_log(needed.saturating_sub(behind));
     Ok(room.map(|_| ShrinkCost { moved_blocks, log_blocks }))
@@ -283,10 +278,10 @@ fn largest_superblock_below(
 ) -> Result<Option<(RawSuperblock, Superblock)>> {
     while blocks > u64::from(old.super_.first_data_block) {
         let (raw, new) = superblocks_with_size(old, blocks)?;
-        if new.inodes < old.super_.inodes - old.super_.free_inodes {
+        if new.inodes < old.super_.inodes.saturating_sub(old.super_.free_inodes) {
             return Ok(None);
         }
-        let (start, _) = group_bounds(&new, new.groups - 1);
+        let (start, _) = group_bounds(&new, new.groups.saturating_sub(1));
         if blocks >= min_last_group_end(old, &new) {
             return Ok(Some((raw, new)));
         }
@@ -307,19 +302,20 @@ fn smallest_superblock_above(
 /// Returns the earliest end of the last group: behind all tables, and with space for files if the
 /// group is partial.
 fn min_last_group_end(old: &OfflineVolume, new: &Superblock) -> u64 {
-    let last = new.groups - 1;
+    let last = new.groups.saturating_sub(1);
     let start = new.group_start(GroupNumber(last)).0;
-    let whole = start + u64::from(new.blocks_per_group);
+    let whole = start.saturating_add(new.blocks_per_group.into());
     let groups = old.groups.iter().take(saturating_usize(new.groups.into()));
     let mut inside = new.base_meta_blocks(GroupNumber(last));
-    let mut end = start + inside;
+    let mut end = start.saturating_add(inside);
     for range in groups.flat_map(|group| group_tables(new, group)) {
         end = end.max(range.end);
         if range.start >= start {
-            inside += range.end - range.start;
+            inside = inside.saturating_add(range.end.saturating_sub(range.start));
         }
     }
-    end.max((start + inside + MIN_LAST_GROUP_BLOCKS).min(whole)).min(old.super_.blocks)
+    end.max(start.saturating_add(inside).saturating_add(MIN_LAST_GROUP_BLOCKS).min(whole))
+        .min(old.super_.blocks)
 }
 
 /// Returns a lower bound of the size in blocks.
@@ -329,27 +325,27 @@ fn min_size_lower_bound(old: &OfflineVolume) -> Result<u64> {
     let table = u64::from(super_.inode_table_blocks()) + 2;
     let own = |super_: &Superblock| {
         let heads = (0..super_.groups).map(|number| super_.base_meta_blocks(GroupNumber(number)));
-        heads.sum::<u64>() + u64::from(super_.groups) * table
+        heads.sum::<u64>().saturating_add(u64::from(super_.groups).saturating_mul(table))
     };
-    let used = super_.blocks - super_.free_blocks - first;
+    let used = super_.blocks.saturating_sub(super_.free_blocks).saturating_sub(first);
     let files = used.saturating_sub(own(super_));
-    let inodes = u64::from(super_.inodes - super_.free_inodes);
+    let inodes = u64::from(super_.inodes.saturating_sub(super_.free_inodes));
     let (mut low, mut high) = (1, super_.groups);
     let least = |groups: u32| -> Result<Option<u64>> {
-        let most = group_bounds(super_, groups - 1).1;
+        let most = group_bounds(super_, groups.saturating_sub(1)).1;
         let (_, new) = superblocks_with_size(old, most)?;
-        let needed = first + own(&new) + files;
+        let needed = first.saturating_add(own(&new)).saturating_add(files);
         Ok((needed <= most && inodes <= new.inodes.into()).then_some(needed))
     };
     while low < high {
-        let middle = low + (high - low) / 2;
+        let middle = low.saturating_add(high.saturating_sub(low) / 2);
         match least(middle)? {
             Some(_) => high = middle,
-            None => low = middle + 1,
+            None => low = middle.saturating_add(1),
         }
     }
-    let start = super_.group_start(GroupNumber(low - 1)).0;
-    Ok(least(low)?.unwrap_or(super_.blocks).max(start + 1))
+    let start = super_.group_start(GroupNumber(low.saturating_sub(1))).0;
+    Ok(least(low)?.unwrap_or(super_.blocks).max(start.saturating_add(1)))
 }
 
 fn superblocks_with_size(
@@ -367,7 +363,7 @@ fn superblocks_with_size(
         let kept = u32::from(old.reserved_descriptor_blocks);
         let gained = old.descriptor_blocks().saturating_sub(table);
         let most = old.block_bytes / 4;
-        let reserved = (kept + gained).min(most);
+        let reserved = kept.saturating_add(gained).min(most);
         raw.s_reserved_gdt_blocks = u16::try_from(reserved).unwrap_or(u16::MAX).into();
     }
     for group in &mut raw.s_backup_bgs {

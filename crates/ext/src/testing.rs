@@ -5,6 +5,7 @@ use std::sync::Arc;
 use draconis_device::MemoryDisk;
 use draconis_types::{FileType, Time};
 
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use crate::{AccessTimes, NewNode, OpenOptions, Volume, WriteOptions};
 
@@ -28,9 +29,23 @@ pub(crate) fn formatted_disk(block_bytes: u32, len_bytes: usize) -> Arc<MemoryDi
 pub(crate) fn plain_disk(block_bytes: u32, len_bytes: usize) -> MemoryDisk {
     let options =
         mkfs::FormatOptions { block_bytes: Some(block_bytes), ..mkfs::FormatOptions::default() };
+    disk_with_options(&options, len_bytes)
+}
+
+/// Returns a disk with an empty volume that has a journal, extents and checksums.
+pub(crate) fn journaled_disk(block_bytes: u32, len_bytes: usize) -> Arc<MemoryDisk> {
+    let mut options =
+        mkfs::FormatOptions { block_bytes: Some(block_bytes), ..mkfs::FormatOptions::default() };
+    options.compatible |= Compatible::HAS_JOURNAL;
+    options.incompatible |= Incompatible::EXTENTS;
+    options.read_only_compatible |= ReadOnlyCompatible::METADATA_CSUM;
+    Arc::new(disk_with_options(&options, len_bytes))
+}
+
+fn disk_with_options(options: &mkfs::FormatOptions, len_bytes: usize) -> MemoryDisk {
     let disk = MemoryDisk::new(vec![0; len_bytes], 512);
     let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
-    let plan = mkfs::plan_for_size(&options, &mut tree, len_bytes as u64).unwrap();
+    let plan = mkfs::plan_for_size(options, &mut tree, len_bytes as u64).unwrap();
     let target = FormatTarget { disk: &disk, zeroed: true, progress: &|_| {} };
     mkfs::write(&plan, &EmptyFileSource, &target).unwrap();
     drop(plan);

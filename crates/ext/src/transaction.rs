@@ -1,10 +1,5 @@
 //! Transactions: changes to blocks and inodes in memory, under the write lock.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with places of inodes inside their checked tables"
-)]
-
 #[cfg(test)]
 mod tests;
 
@@ -66,12 +61,13 @@ impl Transaction<'_> {
     }
 
     /// Preloads the inode and its descriptor block into the cache.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn preload_inode(&self, inode: InodeNumber) -> Result<()> {
         if self.volume.inodes.contains(inode.0) {
             return Ok(());
         }
         let (block, _) = self.inode_location(inode)?;
-        let group = GroupNumber((inode.0 - 1) / self.volume.super_.inodes_per_group);
+        let group = GroupNumber(inode.0.saturating_sub(1) / self.volume.super_.inodes_per_group);
         let (descriptor, _) = self.volume.super_.descriptor_location(group);
         self.block(descriptor, Role::Descriptors)?;
         self.block(block, Role::InodeTable).map(drop)
@@ -152,10 +148,11 @@ impl Transaction<'_> {
         let (block, at) = self.inode_location(inode)?;
         let block = self.block(block, Role::InodeTable).map_err(|error| error.with_inode(inode))?;
         let len = saturating_usize(self.volume.super_.inode_bytes.into());
-        Inode::parse_used(&block.slice(at..at + len), inode, &self.volume.super_)
+        Inode::parse_used(&block.slice(at..at.saturating_add(len)), inode, &self.volume.super_)
     }
 
     /// Returns the block of an inode and its offset there.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(crate) fn inode_location(&self, inode: InodeNumber) -> Result<(FsBlock, usize)> {
         let super_ = &self.volume.super_;
         if inode.0 > super_.inodes {
@@ -163,7 +160,7 @@ impl Transaction<'_> {
         }
         let (group, nth) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
         let table = self.writer.groups.get(group).ok_or(Error::NotFound)?.descriptor.inode_table;
-        let at = u64::from(nth) * u64::from(super_.inode_bytes);
+        let at = u64::from(nth).saturating_mul(super_.inode_bytes.into());
         let block_bytes = u64::from(super_.block_bytes);
         Ok((table.offset(at / block_bytes), saturating_usize(at % block_bytes)))
     }
@@ -196,7 +193,7 @@ impl Transaction<'_> {
     ) -> Result<T> {
         let (block, at) = self.inode_location(inode)?;
         let block = self.block(block, Role::InodeTable).map_err(|error| error.with_inode(inode))?;
-        let end = at + saturating_usize(self.volume.super_.inode_bytes.into());
+        let end = at.saturating_add(saturating_usize(self.volume.super_.inode_bytes.into()));
         let mut bytes = block.get(at..end).unwrap_or_default().to_vec();
         Ok(read(&InodeSlot::from_bytes(&mut bytes)?))
     }
@@ -208,7 +205,7 @@ impl Transaction<'_> {
         change: impl FnOnce(&mut InodeSlot<'_>) -> T,
     ) -> Result<T> {
         let (block, at) = self.inode_location(number)?;
-        let end = at + saturating_usize(self.volume.super_.inode_bytes.into());
+        let end = at.saturating_add(saturating_usize(self.volume.super_.inode_bytes.into()));
         let super_ = &self.volume.super_;
         let done = self.modify_block(block, Role::InodeTable, |bytes| {
             let bytes = bytes.get_mut(at..end).unwrap_or_default();
@@ -237,11 +234,6 @@ impl Transaction<'_> {
     pub(crate) fn invalidate_contents(&self, inode: InodeNumber, from: u64, end: u64) {
         let chunks = from / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES);
         self.volume.store.invalidate_chunks(inode.0, chunks);
-    }
-
-    /// Returns true if the inode is in use on disk.
-    pub(crate) fn is_used_on_disk(&self, inode: InodeNumber) -> bool {
-        self.writer.batch.is_on_disk(inode)
     }
 
     /// Returns true if the inode's owner may use the blocks reserved for the superuser.

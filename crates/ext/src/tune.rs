@@ -10,11 +10,6 @@
 //!
 //! Law: a change after which `e2fsck -fn` would report a problem is refused by name.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with block numbers of a checked superblock, far below 2^64"
-)]
-
 mod features;
 mod fields;
 mod journal;
@@ -192,7 +187,7 @@ pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
     let task = TuneTask { volume: &whole, raw: &raw, new: &new, changes, work, now };
     // A dry run counts the log blocks first.
     let (tried, _) = task.stage(RedoLog::dry_run(disk, new.block_bytes), 0)?;
-    let log_blocks = tried.log_blocks() + REDO_LOG_MARGIN_BLOCKS;
+    let log_blocks = tried.log_blocks().saturating_add(REDO_LOG_MARGIN_BLOCKS);
     let (redo, raw) = task.stage(RedoLog::new(disk, new.block_bytes, vec![]), log_blocks)?;
     Ok(redo.commit(&raw)?)
 }
@@ -281,7 +276,7 @@ impl<'a> TuneTask<'a> {
         }
         if let Some(top) = reserve {
             reserved_gdt::rewrite(&mut rework.redo, &rework.planned, top, rework.now)?;
-            rework.space.release(top.0..top.0 + 1);
+            rework.space.release(top.0..top.0.saturating_add(1));
             rework.replace_metadata_usage();
             let less = rework.old.super_.overhead().saturating_sub(self.new.overhead());
             adjust_overhead(&mut rework.planned.raw, less, false);

@@ -4,15 +4,9 @@
 //! Law 2: frames that the disk may not show to reads yet are read from memory (`invisible_frames`),
 //! which holds them until the disk says that reads see them.
 //! Law 3: cached bytes may be stale or rotten: on a wrong checksum the disk is read again.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    reason = "`Geometry::contains` is true of every address that is read"
-)]
-
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -22,11 +16,11 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use crate::block_cache::{BlockCache, PageLookup};
-use crate::codec::Checksummer;
+use crate::codec::{Checksummer, slice_at, to_usize_saturating};
 use crate::entry::{CHECKSUM_BLOCK_BYTES, PayloadRef};
 use crate::frame::SealedFrame;
 use crate::index::tree::{BlockPtr, Node, NodeMap, NodeRef, NodeSource};
-use crate::superblock::Geometry;
+use crate::superblock::{Geometry, round_down_to_page};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
@@ -179,12 +173,12 @@ impl CachedDisk {
 
     /// Drops everything cached of these bytes, because they will be overwritten.
     pub fn invalidate(&self, start: u64, len: u64) {
-        let page = self.page_bytes();
-        for index in start / page..(start + len).div_ceil(page) {
+        for index in self.page_indexes(start, start.saturating_add(len)) {
             self.memory.remove_page(index);
         }
         let mut recent = self.invisible_frames.write();
-        let old: Vec<u64> = recent.range(start..start + len).map(|(at, _)| *at).collect();
+        let old: Vec<u64> =
+            recent.range(start..start.saturating_add(len)).map(|(at, _)| *at).collect();
         old.iter().for_each(|at| drop(recent.remove(at)));
     }
 
@@ -209,25 +203,16 @@ impl CachedDisk {
             return self.read_pages_uncached(at, len);
         }
         let parts = (0..len).step_by(READ_PART_BYTES).map(|from| {
-            let part = READ_PART_BYTES.min(len - from);
-            let extent = Extent::new(at + from as u64, part as u64);
-            (
-                from,
-                self.disk.read(
-                    extent,
-                    PrivateBuffer::new_uninitialized(part).into(),
-                    Urgency::Ahead,
-                ),
-            )
+            let part = READ_PART_BYTES.min(len.saturating_sub(from));
+            let extent = Extent::new(at.saturating_add(from as u64), part as u64);
+            let into = PrivateBuffer::new_uninitialized(part).into();
+            self.disk.read(extent, into, Urgency::Ahead)
         });
         let parts: Vec<_> = parts.collect();
         let mut all = PrivateBuffer::new_uninitialized(len);
-        for (from, read) in parts {
+        for (into, read) in all.chunks_mut(READ_PART_BYTES).zip(parts) {
             match read.wait() {
-                Some(Ok(block)) => {
-                    let block = block.into_private();
-                    all[from..from + block.len()].copy_from_slice(&block);
-                }
+                Some(Ok(block)) => into.copy_from_slice(&block.into_private()),
                 Some(Err(refused)) => return Err(refused.error.into()),
                 None => return Err(draconis_device::Error::ServiceEnded.into()),
             }
@@ -238,7 +223,8 @@ impl CachedDisk {
     fn find_invisible_frame(&self, at: u64, len: usize) -> Option<Arc<SealedFrame>> {
         let recent = self.invisible_frames.read();
         let (&start, frame) = recent.range(..=at).next_back()?;
-        (at + len as u64 <= start + frame.len as u64).then(|| frame.clone())
+        let end = start.saturating_add(frame.len as u64);
+        (at.saturating_add(len as u64) <= end).then(|| frame.clone())
     }
 
     /// Returns the pages from `first` to `last`, if all of them are cached.
@@ -253,10 +239,11 @@ impl CachedDisk {
     /// Reads pages, with their surroundings if `keeps` is set. Returns the start and the bytes.
     fn read_pages(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, PrivateBuffer)> {
         let (from, to) = if keeps { self.read_around_range((start, end)) } else { (start, end) };
-        match self.read_pages_uncached(from, to.saturating_sub(from) as usize) {
+        match self.read_pages_uncached(from, to_usize_saturating(to.saturating_sub(from))) {
             // The error may be of the surroundings.
             Err(_) if (from, to) != (start, end) => {
-                Ok((start, self.read_pages_uncached(start, end.saturating_sub(start) as usize)?))
+                let len = to_usize_saturating(end.saturating_sub(start));
+                Ok((start, self.read_pages_uncached(start, len)?))
             }
             read => Ok((from, read?)),
         }
@@ -268,7 +255,7 @@ impl CachedDisk {
             return (from, to);
         }
         let (_, end) = self.pages_of(from, to.next_multiple_of(READ_AROUND_BYTES));
-        (from - from % READ_AROUND_BYTES, end.max(to))
+        (from.saturating_sub(from % READ_AROUND_BYTES), end.max(to))
     }
 
     /// Passes bytes of the disk to `take` in one slice; `take` verifies them. Their pages may be
@@ -286,15 +273,17 @@ impl CachedDisk {
                 at_bytes: at,
             });
         }
-        if let Some(frame) = self.find_invisible_frame(at, len) {
-            let from = (at - frame.at) as usize;
-            return take(&frame.bytes()[from..from + len]);
+        if let Some(frame) = self.find_invisible_frame(at, len)
+            && let Some(bytes) = slice_at(frame.bytes(), frame.at, at, len)
+        {
+            return take(bytes);
         }
         let gone = Error::Corrupt { what: "an address behind the end", at_bytes: at };
-        let (start, end) = self.pages_of(at, at + len.max(1) as u64);
-        let pages = (start / self.page_bytes(), end.div_ceil(self.page_bytes()));
+        let (start, end) = self.pages_of(at, at.saturating_add(len.max(1) as u64));
+        let pages = self.page_indexes(start, end);
         let is_short = len as u64 <= CACHED_READ_MAX;
-        if is_short && let Some(remembered) = self.cached_pages(pages.0, pages.1.saturating_sub(1))
+        if is_short
+            && let Some(remembered) = self.cached_pages(pages.start, pages.end.saturating_sub(1))
         {
             let many;
             let bytes = match &remembered[..] {
@@ -304,10 +293,9 @@ impl CachedDisk {
                     &many
                 }
             };
-            let from = (at - start) as usize;
-            match bytes.get(from..from + len).map(&mut take) {
+            match slice_at(bytes, start, at, len).map(&mut take) {
                 None | Some(Err(Error::Corrupt { .. })) => {
-                    (pages.0..pages.1).for_each(|index| self.memory.remove_page(index));
+                    pages.for_each(|index| self.memory.remove_page(index));
                 }
                 Some(taken) => {
                     self.hits.fetch_add(1, Ordering::Relaxed);
@@ -318,10 +306,9 @@ impl CachedDisk {
         self.misses.fetch_add(1, Ordering::Relaxed);
         let keeps = keeps && is_short;
         let (began, bytes) = self.read_pages((start, end), keeps)?;
-        let from = (at - began) as usize;
-        let taken = take(bytes.get(from..from + len).ok_or(gone)?)?;
+        let taken = take(slice_at(&bytes, began, at, len).ok_or(gone)?)?;
         if keeps {
-            self.cache_pages(began, &bytes, (began, began + bytes.len() as u64));
+            self.cache_pages(began, &bytes, (began, began.saturating_add(bytes.len() as u64)));
         }
         Ok(taken)
     }
@@ -335,7 +322,7 @@ impl CachedDisk {
             {
                 return Err(Error::Corrupt { what: "a payload's sum", at_bytes: at });
             }
-            at += u64::from(CHECKSUM_BLOCK_BYTES);
+            at = at.saturating_add(CHECKSUM_BLOCK_BYTES.into());
         }
         Ok(())
     }
@@ -365,11 +352,10 @@ impl CachedDisk {
         for some in all.chunks(LOOKUP_BATCH) {
             match self.memory.lock_page_index() {
                 Some(held) => {
-                    let page = self.page_bytes();
                     let stored = |data: &&PayloadRef| {
-                        let from = (data.at % page) as usize;
-                        let held = held.page(data.at / page)?;
-                        held.get(from..(from + data.stored as usize).min(held.len()))
+                        let (index, from) = self.locate_in_page(data.at);
+                        let held = held.page(index)?;
+                        held.get(from..from.saturating_add(data.stored as usize).min(held.len()))
                     };
                     let stored: SmallVec<[&[u8]; LOOKUP_BATCH]> =
                         some.iter().filter_map(stored).collect();
@@ -391,20 +377,21 @@ impl CachedDisk {
         if u64::from(data.stored) > CACHED_READ_MAX {
             return None;
         }
-        let (page, len) = (self.page_bytes(), data.stored as usize);
-        let (index, from) = (data.at / page, (data.at % page) as usize);
+        let (page, len) = (self.geometry.page_bytes as usize, data.stored as usize);
+        let (index, from) = self.locate_in_page(data.at);
         let part = |stored: &[u8]| {
             self.verify_payload(data, stored).ok()?;
             Some(data.referenced_bytes(stored).to_vec())
         };
-        let value = if from + len <= page as usize {
-            pages.with_page(index, |held| part(held.get(from..from + len)?))??
+        let end = from.saturating_add(len);
+        let value = if end <= page {
+            pages.with_page(index, |held| part(held.get(from..end)?))??
         } else {
             let mut stored = Vec::with_capacity(len);
             let mut places = (index..).zip(std::iter::once(from).chain(std::iter::repeat(0)));
             while stored.len() < len {
                 let (index, from) = places.next()?;
-                let lacks = len - stored.len();
+                let lacks = len.saturating_sub(stored.len());
                 let rest = |held: &[u8]| {
                     let rest = held.get(from..)?;
                     Some(rest.get(..lacks).unwrap_or(rest).to_vec())
@@ -432,27 +419,29 @@ impl CachedDisk {
     /// cached, or could not be read.
     pub fn read_uncached_values(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
         let mut values = vec![None; all.len()];
-        let far: Vec<usize> = (0..all.len()).filter(|&nth| !self.is_cached(all[nth])).collect();
-        if far.len() < 2 {
+        let far = all.iter().enumerate().filter(|(_, data)| !self.is_cached(data));
+        let places: Vec<_> = far.map(|(nth, data)| (nth, data.at, data.end())).collect();
+        if places.len() < 2 {
             return values;
         }
-        let places = far.into_iter().map(|nth| (nth, all[nth].at, all[nth].end()));
-        for (from, bytes, members) in self.read_coalesced(places.collect(), COALESCE_GAP_BYTES) {
+        for (from, bytes, members) in self.read_coalesced(places, COALESCE_GAP_BYTES) {
             let is_roomy = self.memory.is_half_empty();
             for nth in members {
-                let data = all[nth];
-                let start = (data.at - from) as usize;
-                let Some(stored) = bytes.get(start..start + data.stored as usize) else { continue };
+                let (Some(data), Some(value)) = (all.get(nth), values.get_mut(nth)) else {
+                    continue;
+                };
+                let stored = slice_at(&bytes, from, data.at, data.stored as usize);
+                let Some(stored) = stored else { continue };
                 if self.verify_payload(data, stored).is_err() {
                     continue;
                 }
-                values[nth] = Some(data.referenced_bytes(stored).to_vec());
+                *value = Some(data.referenced_bytes(stored).to_vec());
                 if !is_roomy && u64::from(data.stored) <= CACHED_READ_MAX {
                     self.cache_pages(from, &bytes, self.pages_of(data.at, data.end()));
                 }
             }
             if is_roomy {
-                self.cache_pages(from, &bytes, (from, from + bytes.len() as u64));
+                self.cache_pages(from, &bytes, (from, from.saturating_add(bytes.len() as u64)));
             }
         }
         values
@@ -480,10 +469,8 @@ impl CachedDisk {
         let places =
             places.map(|(nth, ptr)| (nth, ptr.at, ptr.at.saturating_add(u64::from(ptr.len))));
         for (from, bytes, members) in self.read_coalesced(places.collect(), 0) {
-            for ptr in members.into_iter().map(|nth| ptrs[nth]) {
-                let start = (ptr.at - from) as usize;
-                let node = bytes
-                    .get(start..start + ptr.len as usize)
+            for ptr in members.into_iter().filter_map(|nth| ptrs.get(nth)) {
+                let node = slice_at(&bytes, from, ptr.at, ptr.len as usize)
                     .filter(|bytes| self.summer.checksum(ptr.at, bytes) == ptr.sum)
                     .and_then(|bytes| Node::decode(bytes, ptr.at).ok());
                 if let Some(node) = node {
@@ -496,10 +483,22 @@ impl CachedDisk {
 
     /// Returns the page range of bytes from `at` to `end`.
     fn pages_of(&self, at: u64, end: u64) -> (u64, u64) {
-        let page = self.page_bytes();
-        let sector = u64::from(self.disk.properties().sector_bytes);
-        let limit = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
-        (at / page * page, end.next_multiple_of(page).min(limit))
+        let sector_bytes = self.disk.properties().sector_bytes;
+        let limit = round_down_to_page(self.geometry.disk_bytes, sector_bytes);
+        let end = end.checked_next_multiple_of(self.page_bytes()).unwrap_or(limit);
+        (round_down_to_page(at, self.geometry.page_bytes), end.min(limit))
+    }
+
+    /// Returns the indexes of the pages that hold the bytes from `from` to `to`.
+    #[allow(clippy::arithmetic_side_effects, reason = "the superblock's page size is not 0")]
+    fn page_indexes(&self, from: u64, to: u64) -> Range<u64> {
+        from / self.page_bytes()..to.div_ceil(self.page_bytes())
+    }
+
+    /// Returns the index of the page of a byte, and the byte's offset in it.
+    #[allow(clippy::arithmetic_side_effects, reason = "the superblock's page size is not 0")]
+    fn locate_in_page(&self, at: u64) -> (u64, usize) {
+        (at / self.page_bytes(), to_usize_saturating(at % self.page_bytes()))
     }
 
     /// Reads numbered ranges at once, in one request if they have gaps of at most `gap` bytes.
@@ -516,14 +515,15 @@ impl CachedDisk {
                 0 => self.pages_of(at, behind),
                 _ => self.read_around_range(self.pages_of(at, behind)),
             };
-            let len = behind - at;
+            let len = behind.saturating_sub(at);
             // A longer or invalid range is left to a read of its own.
             if start >= end || len > COALESCED_READ_MAX || !self.geometry.contains(at, len) {
                 continue;
             }
             match runs.last_mut() {
                 Some((from, to, members))
-                    if start <= *to + gap && end.max(*to) - *from <= COALESCED_READ_MAX =>
+                    if start <= to.saturating_add(gap)
+                        && end.max(*to).saturating_sub(*from) <= COALESCED_READ_MAX =>
                 {
                     *to = end.max(*to);
                     members.push(nth);
@@ -535,8 +535,9 @@ impl CachedDisk {
             .into_iter()
             .map(|(from, to, members)| {
                 self.misses.fetch_add(1, Ordering::Relaxed);
-                let into = PrivateBuffer::new_uninitialized((to - from) as usize).into();
-                let extent = Extent::new(from, to - from);
+                let extent = Extent::new(from, to.saturating_sub(from));
+                let len = to_usize_saturating(extent.len_bytes);
+                let into = PrivateBuffer::new_uninitialized(len).into();
                 (from, members, self.disk.read(extent, into, Urgency::Ahead))
             })
             .collect();
@@ -548,21 +549,20 @@ impl CachedDisk {
 
     /// Returns true if a payload can be read without the disk.
     fn is_cached(&self, data: &PayloadRef) -> bool {
-        let (first, last) =
-            (data.at / self.page_bytes(), (data.end().max(1) - 1) / self.page_bytes());
+        let mut pages = self.page_indexes(data.at, data.end().max(1));
         !self.geometry.contains(data.at, u64::from(data.stored))
-            || (first..=last).all(|index| self.memory.has_page(index))
+            || pages.all(|index| self.memory.has_page(index))
             || self.find_invisible_frame(data.at, data.stored as usize).is_some()
     }
 
     /// Caches the pages from `from` to `to` of bytes read at `at`; a part of them was verified.
     fn cache_pages(&self, at: u64, bytes: &[u8], (from, to): (u64, u64)) {
-        let page = self.page_bytes();
-        for index in from / page..to.div_ceil(page) {
-            let start = (index * page - at) as usize;
-            let end = bytes.len().min(start + page as usize);
+        for index in self.page_indexes(from, to) {
+            let start = index.saturating_mul(self.page_bytes()).saturating_sub(at);
+            let Some(behind) = bytes.get(to_usize_saturating(start)..) else { continue };
+            let page = behind.get(..self.geometry.page_bytes as usize).unwrap_or(behind);
             if !self.memory.has_page(index) {
-                self.memory.insert_page(index, Arc::from(&bytes[start..end]));
+                self.memory.insert_page(index, Arc::from(page));
             }
         }
     }

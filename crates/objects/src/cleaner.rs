@@ -3,13 +3,6 @@
 //! Law 1: a moved payload is a change like any other: in the log, with the same key. It was
 //! verified first; damaged bytes stay where they are.
 //! Law 2: live items are those that the index refers to at that time; counts do not matter.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
-)]
-
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -92,7 +85,7 @@ impl SegmentCleaning {
         from: u32,
         len: usize,
     ) -> bool {
-        self.needed = self.start + u64::from(from) + len as u64;
+        self.needed = self.start.saturating_add(from.into()).saturating_add(len as u64);
         reading.request(io, from, len)
     }
 }
@@ -115,7 +108,8 @@ impl Cleaner {
     ) -> Result<MaintenanceStep> {
         let geometry = log.segments.geometry;
         let len = u64::from(geometry.segment_bytes);
-        let segment = log.segments.all[number as usize];
+        let segment = log.segments.all.get(number as usize).copied();
+        let segment = segment.ok_or(Error::Misuse("no such segment"))?;
         if segment.last_seq == log.batch.seq {
             // Its last frames were not submitted yet.
             log.commit()?;
@@ -129,7 +123,7 @@ impl Cleaner {
         let live = segment.rewrite_bytes();
         let layout = &log.layout;
         // With few live bytes the cleaner skips the gaps between them.
-        let is_dense = live * layout.sparse_read_ratio() > u64::from(segment.used);
+        let is_dense = live.saturating_mul(layout.sparse_read_ratio()) > u64::from(segment.used);
         let depth = if is_dense { layout.cleaner_reads_ahead() } else { 0 };
         let start = geometry.start_of(number);
         let window = layout.cleaner_read_bytes();
@@ -138,7 +132,7 @@ impl Cleaner {
             segment: number,
             start,
             reading: Arc::new(Mutex::new(reading)),
-            needed: start + 1,
+            needed: start.saturating_add(1),
             is_whole: is_dense && window >= layout.frame_bytes(),
             pos: 0,
             used: segment.used,
@@ -161,7 +155,7 @@ impl Cleaner {
         };
         if cleaning.candidates.is_empty() && cleaning.pos >= cleaning.used {
             self.since.insert(cleaning.segment);
-            log.counters.cleaned += 1;
+            log.counters.cleaned = log.counters.cleaned.saturating_add(1);
             return Ok(MaintenanceStep::Continue(64));
         }
         // A lock holder waits for the disk: the caller checked `pending_io`, or has to wait, too.
@@ -220,8 +214,8 @@ impl SegmentCleaning {
         let io = &*log.io;
         let page = log.segments.geometry.page_bytes as usize;
         let (start, pos) = (self.start, self.pos);
-        let at = start + u64::from(pos);
-        let room = (self.used - pos) as usize;
+        let at = start.saturating_add(pos.into());
+        let room = self.used.saturating_sub(pos) as usize;
         let gone = Error::Corrupt { what: "a frame", at_bytes: at };
         if !self.request_bytes(io, reading, pos, page.min(room)) {
             return Ok(64);
@@ -229,20 +223,21 @@ impl SegmentCleaning {
         let first = reading.get(io, pos, page.min(room))?;
         let header =
             FrameHeader::decode_header(first, at, log.tag, room as u64).ok_or(gone.clone())?;
-        let first = first[..HEADER_BYTES].to_vec();
+        let first = first.get(..HEADER_BYTES).ok_or(gone.clone())?.to_vec();
         if self.is_whole {
             if !self.request_bytes(io, reading, pos, header.len as usize) {
                 return Ok(64);
             }
             reading.get(io, pos, header.len as usize)?;
         }
-        let (table_at, table_len) = (pos + header.table_at, header.table_len as usize);
+        let (table_at, table_len) =
+            (pos.saturating_add(header.table_at), header.table_len as usize);
         // The summary of a long frame is after its payloads, which are read as they are needed.
         let Some(table) = reading.read_separately(io, table_at, table_len)? else { return Ok(64) };
         if !header.has_valid_checksum(&first, &table, io.summer) {
             return Err(gone);
         }
-        let mut in_items = 0;
+        let mut in_items = 0u64;
         for item in SummaryItems::new(&table, header.at, header.table_at) {
             let candidate = match item? {
                 SummaryItem::Pair(_, key, Entry::Data(data)) => LiveCandidate::Payload(key, data),
@@ -250,13 +245,13 @@ impl SegmentCleaning {
                 SummaryItem::Node { at, len } => LiveCandidate::Node { at, len },
                 SummaryItem::Chunk { at, len } => LiveCandidate::Chunk { at, len },
             };
-            in_items += candidate.len();
+            in_items = in_items.saturating_add(candidate.len());
             self.candidates.push(candidate);
         }
         self.candidates.reverse();
-        self.pos += header.len;
-        self.needed = start + u64::from(self.pos);
-        Ok(u64::from(header.len).saturating_sub(in_items) + 64)
+        self.pos = pos.saturating_add(header.len);
+        self.needed = start.saturating_add(self.pos.into());
+        Ok(u64::from(header.len).saturating_sub(in_items).saturating_add(64))
     }
 
     /// Moves the live parts of a candidate.
@@ -292,7 +287,8 @@ impl SegmentCleaning {
                     io.verify_payload(&part, bytes)?;
                     let alive = part.referenced_bytes(bytes);
                     let kind = PayloadKind::Moved { age: log.clock.saturating_sub(self.stamp) };
-                    log.counters.moved_bytes += u64::from(part.len);
+                    let moved = &mut log.counters.moved_bytes;
+                    *moved = moved.saturating_add(part.len.into());
                     levels.put_payload(log, key, alive, (kind, Some(self.stamp)))?;
                 }
             }

@@ -50,6 +50,12 @@ pub(crate) fn to_usize_saturating(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
+/// Returns the `len` bytes at address `at` of `bytes`, which begin at address `start`.
+pub(crate) fn slice_at(bytes: &[u8], start: u64, at: u64, len: usize) -> Option<&[u8]> {
+    let from = usize::try_from(at.checked_sub(start)?).ok()?;
+    bytes.get(from..)?.get(..len)
+}
+
 /// Converts a length to its 32 bits on the disk. Larger values become the largest.
 pub(crate) fn to_u32_saturating(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)

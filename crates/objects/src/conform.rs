@@ -9,20 +9,13 @@
 //!
 //! A layout of another crate is registered first: see [`crate::layout::register_layout`]. A check
 //! panics with the failure. Guarantees at power cuts are not checked here: no layout can break them.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "checks for tests, on stores that they make themselves"
-)]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk, Random};
 
 use crate::check::CheckOptions;
+use crate::codec::to_usize_saturating;
 use crate::kv::Kv;
 use crate::layout::{PayloadKind, StoreDimensions, check_layout_sizes, construct_layout};
 use crate::{
@@ -51,16 +44,18 @@ pub fn check_all(kind: LayoutKind) {
     }
 }
 
+#[allow(clippy::panic, reason = "a broken layout ends the test that calls this")]
 fn unwrap_or_panic<T>(done: crate::Result<T>, what: &str) -> T {
     done.unwrap_or_else(|error| panic!("{what}: {error}"))
 }
 
 /// Pages of 512 bytes to 64 KiB, segments of 16 pages to 64 MiB, stores of 256 to a million
 /// segments.
+#[allow(clippy::panic, reason = "a broken layout ends the test that calls this")]
 fn check_sizes_are_consistent(kind: LayoutKind) {
     for page_bytes in (9..=16).map(|bits| 1u32 << bits) {
         let segments = (14..=26).map(|bits| 1u32 << bits);
-        for segment_bytes in segments.filter(|&len| len >= page_bytes * 16) {
+        for segment_bytes in segments.filter(|&len| len / 16 >= page_bytes) {
             for capacity_bytes in (8..=20).map(|bits| u64::from(segment_bytes) << bits) {
                 let site = StoreDimensions { page_bytes, segment_bytes, capacity_bytes };
                 let layout = unwrap_or_panic(construct_layout(kind, &site), "a layout");
@@ -83,12 +78,16 @@ fn check_cleaning_benefit_order(kind: LayoutKind) {
         StoreDimensions { page_bytes: 4096, segment_bytes: 1 << 20, capacity_bytes: len << 10 };
     let layout = unwrap_or_panic(construct_layout(kind, &site), "a layout");
     for age in [1, 1 << 12, 1 << 24, 1 << 40] {
-        let worths: Vec<f64> =
-            (0..=64).map(|part| layout.cleaning_benefit(part * len / 64, len, age)).collect();
+        let worths: Vec<f64> = (0..=64)
+            .map(|part| layout.cleaning_benefit((len / 64).saturating_mul(part), len, age))
+            .collect();
         assert!(worths.iter().all(|worth| worth.is_finite()), "a worth is no number: {worths:?}");
         let descends = worths.iter().zip(worths.iter().skip(1)).all(|(more, less)| more >= less);
         assert!(descends, "more alive is worth more, at age {age}: {worths:?}");
-        assert!(worths[0] > worths[64], "nothing alive is worth as much as all, at age {age}");
+        assert!(
+            worths.first() > worths.last(),
+            "nothing alive is worth as much as all, at age {age}"
+        );
     }
 }
 
@@ -122,8 +121,12 @@ impl StoreUnderTest {
         Store::open(disk.clone(), &OpenOptions { cache_bytes: 256 << 10, read_only: false })
     }
 
+    fn random_index(&mut self, end: u64) -> usize {
+        to_usize_saturating(self.dice.next_below(end))
+    }
+
     fn random_bytes(&mut self, most: u64) -> Vec<u8> {
-        let mut bytes = vec![0; 1 + self.dice.next_below(most) as usize];
+        let mut bytes = vec![0; self.random_index(most).saturating_add(1)];
         self.dice.fill(&mut bytes);
         bytes
     }
@@ -131,7 +134,7 @@ impl StoreUnderTest {
     /// Creates, changes or deletes an object, as one group; returns true if there was space.
     fn change_random_object(&mut self, is_growing: bool) -> bool {
         let mut group = Group::new();
-        let any = self.dice.next_below(self.objects.len().max(1) as u64) as usize;
+        let any = self.random_index(self.objects.len().max(1) as u64);
         let old = self.objects.keys().nth(any).copied();
         let done = match (old, self.dice.next_below(6)) {
             (Some(id), 0) if !is_growing => {
@@ -139,18 +142,23 @@ impl StoreUnderTest {
                 (id, None)
             }
             (Some(id), 1..) if !is_growing || self.dice.next_below(2) == 0 => {
-                let at = self.dice.next_below(20_000) as usize;
+                let at = self.random_index(20_000);
                 let part = self.random_bytes(9000);
                 group.write(id, at as u64, &part);
                 let mut bytes = self.objects.get(&id).cloned().unwrap_or_default();
-                let end = at + part.len();
+                let end = at.saturating_add(part.len());
                 bytes.resize(bytes.len().max(end), 0);
-                bytes[at..end].copy_from_slice(&part);
+                if let Some(into) = bytes.get_mut(at..end) {
+                    into.copy_from_slice(&part);
+                }
                 (id, Some(bytes))
             }
             _ => {
-                let hint = [LifetimeHint::Unknown, LifetimeHint::Hot, LifetimeHint::Cold]
-                    [self.dice.next_below(3) as usize];
+                let hint = match self.dice.next_below(3) {
+                    0 => LifetimeHint::Unknown,
+                    1 => LifetimeHint::Hot,
+                    _ => LifetimeHint::Cold,
+                };
                 let id = group.create(self.store.new_object(), hint);
                 let bytes = self.random_bytes(60_000);
                 group.append(id, &bytes);
@@ -169,7 +177,7 @@ impl StoreUnderTest {
                 true
             }
             Err(Error::NoSpace { .. }) => false,
-            Err(error) => panic!("submit: {error}"),
+            Err(error) => unwrap_or_panic(Err(error), "submit"),
         }
     }
 
@@ -179,7 +187,7 @@ impl StoreUnderTest {
         match Kv::new(self.store.clone()).put(&key, &value) {
             Ok(_) => drop(self.values.insert(key, value)),
             Err(Error::NoSpace { .. }) => {}
-            Err(error) => panic!("put: {error}"),
+            Err(error) => unwrap_or_panic(Err(error), "put"),
         }
     }
 
@@ -187,9 +195,9 @@ impl StoreUnderTest {
     fn verify_and_reopen(&mut self) {
         unwrap_or_panic(self.store.sync(), "sync");
         for (id, bytes) in &self.objects {
-            let mut have = vec![0; bytes.len() + 1];
+            let mut have = vec![0; bytes.len().saturating_add(1)];
             let len = unwrap_or_panic(self.store.read(*id, 0, &mut have), "read");
-            assert!(have[..len] == bytes[..], "object {id} has other bytes");
+            assert!(have.get(..len) == Some(&bytes[..]), "object {id} has other bytes");
         }
         let kv = Kv::new(self.store.clone());
         for (key, value) in &self.values {
@@ -212,14 +220,14 @@ impl StoreUnderTest {
 /// Writes far more than the capacity, so that segments are cleaned.
 fn check_long_use(kind: LayoutKind) {
     let mut used = StoreUnderTest::new(kind);
-    let mut cleaned = 0;
+    let mut cleaned = 0u64;
     for _ in 0..6 {
         for _ in 0..600 {
             used.change_random_object(used.objects.len() < 60);
             used.put_value();
         }
         used.verify_and_reopen();
-        cleaned += used.store.info().counters.cleaned;
+        cleaned = cleaned.saturating_add(used.store.info().counters.cleaned);
         used = used.reopen();
         used.verify_and_reopen();
     }

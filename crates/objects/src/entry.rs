@@ -229,6 +229,12 @@ impl Entry {
         }
     }
 
+    /// Returns the end of the interval that begins at offset `at`. Decoding refuses intervals that
+    /// end after the largest offset.
+    pub fn end_from(&self, at: u64) -> u64 {
+        at.saturating_add(self.covered_bytes())
+    }
+
     /// Returns true if it is content of an object, and does not only hide older entries.
     pub fn is_own(&self) -> bool {
         matches!(self, Self::Data(_) | Self::Zeros(_))

@@ -19,20 +19,13 @@
 //! Law 1: writes stay within the region.
 //! Law 2: time is an argument, so that a simulated disk is measured in its own.
 //! Law 3: each step ends after its share of time, however slow the disk is.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::indexing_slicing,
-    reason = "reads nothing of a store: all numbers are measured here"
-)]
-
 use std::collections::VecDeque;
 use std::fmt;
 
 use draconis_device::{Disk, Extent, Group, Ticket, Urgency, Write};
 use draconis_types::{Block, PrivateBuffer};
 
+use crate::codec::{to_u32_saturating, to_usize_saturating};
 use crate::{Error, LayoutKind, Profile, Result};
 
 /// Shortest region that gives useful results, in bytes.
@@ -112,12 +105,12 @@ pub fn probe(
         .inner_aligned_extent(unit)
         .filter(|region| region.len_bytes >= REGION_BYTES_MIN)
         .ok_or(Error::Misuse("too little room to measure a disk in"))?;
-    properties.check_range(region, region.len_bytes as usize).map_err(Error::Device)?;
+    properties.check_range(region, to_usize_saturating(region.len_bytes)).map_err(Error::Device)?;
     let mut probe = DiskProbe { disk, clock, region, random: 7, last: None };
-    let steps = 6 + BOUNDARY_UNITS.len() as u64;
-    let mut done = 0;
+    let steps = (BOUNDARY_UNITS.len() as u64).saturating_add(6);
+    let mut done = 0u64;
     let mut tell = || {
-        done += 1;
+        done = done.saturating_add(1);
         progress(done, steps);
     };
     let write_bytes_per_s = probe.fill_region()?;
@@ -146,17 +139,17 @@ pub fn probe(
         reads_per_s,
         misalignment_cost: [0.0; 6],
         reported_unit_bytes: told_bytes,
-        page_bytes: RANDOM_REQUEST_BYTES as u32,
+        page_bytes: to_u32_saturating(RANDOM_REQUEST_BYTES),
     };
     let floor = properties.sector_bytes.max(told_bytes);
     if !measured.has_seek_cost() {
         // From the largest down: the first measurable boundary is the page's.
-        for (nth, unit) in BOUNDARY_UNITS.into_iter().enumerate().rev() {
+        let costs = measured.misalignment_cost.iter_mut().zip(WRITE_TIMES_NS);
+        for ((cost, time_ns), unit) in costs.zip(BOUNDARY_UNITS).rev() {
             if unit >= floor {
-                measured.misalignment_cost[nth] =
-                    probe.boundary_cost(u64::from(unit), WRITE_TIMES_NS[nth])?;
+                *cost = probe.boundary_cost(u64::from(unit), time_ns)?;
             }
-            if is_boundary(nth, measured.misalignment_cost[nth]) {
+            if *cost > min_boundary_cost(unit) {
                 break;
             }
             tell();
@@ -171,16 +164,20 @@ pub fn probe(
 /// Returns the page size: twice the largest unit with a measurable boundary.
 fn detect_page_bytes(across: &[f64; 6]) -> u32 {
     // Nothing smaller can be written.
-    largest_boundary(across).map_or(BOUNDARY_UNITS[0], |index| 2 * BOUNDARY_UNITS[index])
+    largest_boundary(across).map_or(BOUNDARY_UNITS[0], |(unit, ..)| unit.saturating_mul(2))
 }
 
-/// Returns the largest of [`BOUNDARY_UNITS`] with a measurable boundary.
-fn largest_boundary(across: &[f64; 6]) -> Option<usize> {
-    (0..BOUNDARY_UNITS.len()).rev().find(|&nth| is_boundary(nth, across[nth]))
-}
-
-fn is_boundary(nth: usize, across: f64) -> bool {
-    across > min_boundary_cost(BOUNDARY_UNITS[nth])
+/// Returns the largest of [`BOUNDARY_UNITS`] with a measurable boundary, its cost, and the cost of
+/// the next larger unit.
+fn largest_boundary(across: &[f64; 6]) -> Option<(u32, f64, Option<f64>)> {
+    let mut larger = None;
+    for (unit, cost) in BOUNDARY_UNITS.into_iter().zip(*across).rev() {
+        if cost > min_boundary_cost(unit) {
+            return Some((unit, cost, larger));
+        }
+        larger = Some(cost);
+    }
+    None
 }
 
 /// Returns the least relative cost that counts as a boundary of two units. Boundaries of up to 4
@@ -208,10 +205,10 @@ fn measure_until_stable(unit: u32, turn: &mut dyn FnMut(usize) -> Result<f64>) -
             turns.sort_unstable_by(f64::total_cmp);
             let nth = match (agree, u64::from(unit) < RANDOM_REQUEST_BYTES) {
                 (true, _) => turns.len() / 2,
-                (false, true) => turns.len() - 2,
+                (false, true) => turns.len().saturating_sub(2),
                 (false, false) => 1,
             };
-            return Ok(turns[nth]);
+            return Ok(turns.get(nth).copied().unwrap_or(line));
         }
     }
 }
@@ -220,7 +217,7 @@ impl ProbeResults {
     /// Returns true if distance costs time: random requests take several times as long as
     /// sequential ones, and longer than on any device without moving parts.
     pub fn has_seek_cost(&self) -> bool {
-        let costs = |near: u64, far: u64| far > 1_000_000 && far > 4 * near;
+        let costs = |near: u64, far: u64| far > 1_000_000 && far > near.saturating_mul(4);
         costs(self.near_read_ns, self.far_read_ns) || costs(self.near_write_ns, self.far_write_ns)
     }
 
@@ -234,7 +231,8 @@ impl ProbeResults {
     pub fn queue_depth(&self) -> u32 {
         let most = self.reads_per_s.iter().copied().max().unwrap_or(0);
         let enough = |rate: &u64| *rate as f64 >= most as f64 * 0.9;
-        self.reads_per_s.iter().position(enough).map_or(1, |index| QUEUE_DEPTHS[index])
+        let mut all = QUEUE_DEPTHS.into_iter().zip(&self.reads_per_s);
+        all.find(|(_, rate)| enough(rate)).map_or(1, |(depth, _)| depth)
     }
 
     /// Returns the profile for a store of `disk_bytes` on such a disk, with the reasons.
@@ -263,11 +261,11 @@ impl ProbeResults {
             _ if is_log => {
                 format!("page {}: less is not worth a turn of the disk", DisplayBytes(page_bytes.into()))
             }
-            Some(index) if page_bytes == 2 * BOUNDARY_UNITS[index] => format!(
+            Some((unit, cost, next)) if page_bytes == unit.saturating_mul(2) => format!(
                 "page {}: a write across its boundary costs {:.1} times one on it, across that of the next larger size {}",
                 DisplayBytes(page_bytes.into()),
-                self.misalignment_cost[index],
-                match self.misalignment_cost.get(index + 1) {
+                cost,
+                match next {
                     Some(next) => format!("{next:.1}"),
                     None => "is not known".to_owned(),
                 }
@@ -283,7 +281,7 @@ impl ProbeResults {
         why.push(format!(
             "queue depth {queue_depth}: {} reads a second one by one, {} with {queue_depth} in flight, {} with 32",
             self.reads_per_s[0],
-            QUEUE_DEPTHS.iter().position(|&depth| depth == queue_depth).map_or(0, |at| self.reads_per_s[at]),
+            QUEUE_DEPTHS.iter().zip(self.reads_per_s).find(|(depth, _)| **depth == queue_depth).map_or(0, |(_, rate)| rate),
             self.reads_per_s[5]
         ));
         (Profile { layout, page_bytes, segment_bytes, queue_depth }, why)
@@ -298,6 +296,12 @@ impl ProbeResults {
         self.page_bytes.min((1 << fits.ilog2()).max(self.reported_unit_bytes))
     }
 
+    #[allow(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the cast ends at 0 and the largest number, segments have 64 KiB or more"
+    )]
     fn segment_bytes(&self, disk_bytes: u64, page_bytes: u32) -> (u32, String) {
         // A seek takes at most a 14th of the time to write a segment.
         let bytes_per_ns = self.write_bytes_per_s as f64 / 1e9;
@@ -360,6 +364,10 @@ struct DiskProbe<'p> {
     last: Option<Ticket>,
 }
 
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "nothing is read of a store: times only grow, and places are in the probed region"
+)]
 impl DiskProbe<'_> {
     fn now(&self) -> u64 {
         (self.clock)()
@@ -367,10 +375,10 @@ impl DiskProbe<'_> {
 
     /// Returns incompressible bytes.
     fn incompressible_block(&mut self, len: u64) -> Block {
-        let mut bytes = PrivateBuffer::new_uninitialized(len as usize);
+        let mut bytes = PrivateBuffer::new_uninitialized(to_usize_saturating(len));
         for word in bytes.chunks_mut(8) {
             self.random = crate::codec::mix_bits(self.random);
-            word.copy_from_slice(&self.random.to_le_bytes()[..word.len()]);
+            word.iter_mut().zip(self.random.to_le_bytes()).for_each(|(to, from)| *to = from);
         }
         Block::from(bytes)
     }
@@ -434,7 +442,7 @@ impl DiskProbe<'_> {
         loop {
             while flying.len() < depth && asked < most {
                 let at = next(self, asked);
-                let block = Block::from(PrivateBuffer::new_uninitialized(len as usize));
+                let block = Block::from(PrivateBuffer::new_uninitialized(to_usize_saturating(len)));
                 flying.push_back(self.disk.read(Extent::new(at, len), block, Urgency::Ahead));
                 asked += 1;
             }
@@ -492,7 +500,8 @@ impl DiskProbe<'_> {
 
     fn time_read(&self, at: u64) -> Result<u64> {
         let before = self.now();
-        let block = Block::from(PrivateBuffer::new_uninitialized(RANDOM_REQUEST_BYTES as usize));
+        let len = to_usize_saturating(RANDOM_REQUEST_BYTES);
+        let block = Block::from(PrivateBuffer::new_uninitialized(len));
         let read = self.disk.read_now(Extent::new(at, RANDOM_REQUEST_BYTES), block);
         read.map_err(|refused| Error::Device(refused.error))?;
         Ok(self.now() - before)
@@ -552,13 +561,14 @@ impl DiskProbe<'_> {
 
     /// Returns the cost of writes of `2 * unit` a `unit` off their boundary, relative to on it.
     fn boundary_cost(&mut self, unit: u64, time_ns: u64) -> Result<f64> {
-        measure_until_stable(unit as u32, &mut |turn| {
+        measure_until_stable(to_u32_saturating(unit), &mut |turn| {
             // Alternating the order cancels drift.
-            let mut rates = [0; 2];
+            let (mut on, mut off) = (0, 0);
             for nth in [turn % 2, 1 - turn % 2] {
-                rates[nth] = self.write_rate(unit, nth as u64 * unit, time_ns)?;
+                let rate = self.write_rate(unit, nth as u64 * unit, time_ns)?;
+                if nth == 0 { on = rate } else { off = rate }
             }
-            Ok(rates[0] as f64 / rates[1].max(1) as f64)
+            Ok(on as f64 / off.max(1) as f64)
         })
     }
 
@@ -570,7 +580,7 @@ impl DiskProbe<'_> {
         // Far from each other, and none twice before all: rewriting buffered bytes costs nothing.
         // An odd step visits all of a power of two of addresses.
         let places = 1u64 << (self.region.len_bytes / (4 * unit) - 1).max(1).ilog2();
-        let step = (places as f64 * 0.618_034) as u64 | 1;
+        let step = golden_part(places) | 1;
         let mut place = self.random % places;
         loop {
             let now = self.now();
@@ -585,11 +595,12 @@ impl DiskProbe<'_> {
                 self.wait_all()?;
                 return Ok(per_second(settled - before, now - since));
             }
-            let mut writes = Vec::with_capacity(WRITES_PER_GROUP as usize);
+            let mut writes = Vec::with_capacity(to_usize_saturating(WRITES_PER_GROUP));
             for _ in 0..WRITES_PER_GROUP {
                 place = (place + step) % places;
                 let at_bytes = self.region.start_bytes + place * 4 * unit + off;
-                writes.push(Write { at_bytes, block: Block::private((2 * unit) as usize) });
+                writes
+                    .push(Write { at_bytes, block: Block::private(to_usize_saturating(2 * unit)) });
             }
             let ticket = self.submit(writes)?;
             asked += WRITES_PER_GROUP;
@@ -603,8 +614,19 @@ impl DiskProbe<'_> {
     }
 }
 
+/// Returns about the golden part of a number.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a part of a number without a sign"
+)]
+fn golden_part(of: u64) -> u64 {
+    (of as f64 * 0.618_034) as u64
+}
+
 fn per_second(count: u64, ns: u64) -> u64 {
-    (u128::from(count) * 1_000_000_000 / u128::from(ns.max(1))) as u64
+    let rate = u128::from(count).saturating_mul(1_000_000_000).checked_div(u128::from(ns.max(1)));
+    u64::try_from(rate.unwrap_or(0)).unwrap_or(u64::MAX)
 }
 
 fn median(mut times: Vec<u64>) -> u64 {

@@ -9,12 +9,6 @@
 //! are written before, and invalid until then; those at the old end are never written again.
 //! Law 2: segments keep their addresses; a store grows without moves.
 //! Law 3: a new size that is too small is refused before anything is moved.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "counts of this process's own"
-)]
-
 use std::sync::Arc;
 
 use draconis_device::Disk;
@@ -68,12 +62,12 @@ impl Core {
         self.free_segments_below(new.segments)?;
         self.log.segments.exclude_from(new.segments);
         if self.log.segments.free_segments() <= self.reserve.reserved_segments {
-            self.reclaim_segments(self.reserve.reserved_segments + 1)?;
+            self.reclaim_segments(self.reserve.reserved_segments.saturating_add(1))?;
         }
         // Moves the streams before the end: then no log after it is needed.
         for stream in 0..self.log.streams.len() {
-            while self.log.streams[stream].segment.max(self.log.streams[stream].next)
-                >= new.segments
+            while let Some(place) = self.log.streams.get(stream)
+                && place.segment.max(place.next) >= new.segments
             {
                 self.log.next_segment(stream)?;
             }
@@ -88,9 +82,9 @@ impl Core {
             self.checkpoint_now()?;
             self.checkpoint_now()?;
         }
-        let behind =
-            (new.segments..old.segments).zip(&self.log.segments.all[new.segments as usize..]);
-        match behind.into_iter().find(|(_, segment)| segment.live > 0) {
+        let mut behind = (new.segments..old.segments)
+            .zip(self.log.segments.all.iter().skip(new.segments as usize));
+        match behind.find(|(_, segment)| segment.live > 0) {
             None => Ok(()),
             Some((number, _)) => Err(Error::Corrupt {
                 what: "a segment that cannot be moved",
@@ -102,21 +96,19 @@ impl Core {
     /// Frees some segments before `end`, while those after it are still usable: later moves go
     /// there, and moving needs space.
     fn free_segments_below(&mut self, end: u32) -> Result<()> {
-        let needed = self.reserve.reserved_segments + 1;
+        let needed = self.reserve.reserved_segments.saturating_add(1);
         for _ in 0..end {
             if self.log.segments.count_free_below(end) >= needed {
                 break;
             }
-            if self.log.segments.free_segments() <= self.checkpoint_segments() + 2 {
-                self.reclaim_segments(self.checkpoint_segments() + 3)?;
-            }
+            self.reclaim_for_moves()?;
             let room = self
                 .log
                 .segments
                 .free_segments()
-                .saturating_sub(self.checkpoint_segments() + 1)
+                .saturating_sub(self.checkpoint_segments().saturating_add(1))
                 .min(SEGMENTS_CLEARED_PER_CHECKPOINT);
-            let below = self.log.segments.all[..end as usize].iter().zip(0..);
+            let below = self.log.segments.all.iter().zip(0..end);
             let mut closed: Vec<(u64, u32)> = below
                 .filter(|(it, _)| it.state == SegmentState::Closed && it.live > 0 && !it.is_bad)
                 .map(|(it, number)| (it.rewrite_bytes(), number))
@@ -135,15 +127,23 @@ impl Core {
         Ok(())
     }
 
+    /// Reclaims segments, if few are left beside those of a checkpoint.
+    fn reclaim_for_moves(&mut self) -> Result<()> {
+        let wanted = self.checkpoint_segments().saturating_add(3);
+        if self.log.segments.free_segments() < wanted {
+            self.reclaim_segments(wanted)
+        } else {
+            Ok(())
+        }
+    }
+
     fn empty_segment(&mut self, number: u32) -> Result<()> {
-        let segment = self.log.segments.all[number as usize];
+        let Some(&segment) = self.log.segments.all.get(number as usize) else { return Ok(()) };
         if segment.state != SegmentState::Closed || segment.live == 0 || segment.is_bad {
             return Ok(());
         }
-        if self.log.segments.free_segments() <= self.checkpoint_segments() + 2 {
-            self.reclaim_segments(self.checkpoint_segments() + 3)?;
-        }
-        if self.log.segments.free_segments() <= self.checkpoint_segments() + 1 {
+        self.reclaim_for_moves()?;
+        if self.log.segments.free_segments() <= self.checkpoint_segments().saturating_add(1) {
             return Err(
                 self.no_space(u64::from(self.checkpoints.superblock.geometry.segment_bytes))
             );

@@ -5,19 +5,13 @@
 //! ```
 //!
 //! Law: requested bytes follow the held ones without a gap.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    reason = "`is_valid_for_key` bounds decoded entries, so their ends do not overflow"
-)]
-
 use std::collections::VecDeque;
 
 use draconis_device::{Extent, Pending, ReadAnswer, Refused, Urgency};
 use draconis_types::PrivateBuffer;
 
 use crate::cached_disk::CachedDisk;
+use crate::codec::{slice_at, to_u32_saturating};
 use crate::{Error, Result};
 
 /// Reader of a segment.
@@ -49,7 +43,7 @@ impl SegmentReader {
     /// request is submitted at once.
     pub fn new(io: &CachedDisk, start: u64, used: u32, window: usize, depth: usize) -> Self {
         let end = used.next_multiple_of(io.geometry.page_bytes);
-        let window = window as u32;
+        let window = to_u32_saturating(window as u64);
         let ahead = VecDeque::new();
         let mut reading = Self { start, used, end, window, depth, held: None, ahead, apart: None };
         reading.submit_read(io, 0);
@@ -58,14 +52,16 @@ impl SegmentReader {
 
     /// Returns true if requested bytes before address `to` are not there yet.
     pub fn is_pending_before(&self, to: u64) -> bool {
-        let asked = self.ahead.iter().take_while(|ahead| to > self.start + u64::from(ahead.at));
+        let asked =
+            self.ahead.iter().take_while(|ahead| to > self.start.saturating_add(ahead.at.into()));
         asked.chain(&self.apart).any(|ahead| !ahead.read.is_ready())
     }
 
     /// Waits for the requested bytes before address `to`.
     pub fn wait_before(&mut self, to: u64) {
         let start = self.start;
-        let asked = self.ahead.iter_mut().take_while(|ahead| to > start + u64::from(ahead.at));
+        let asked =
+            self.ahead.iter_mut().take_while(|ahead| to > start.saturating_add(ahead.at.into()));
         for ahead in asked.chain(&mut self.apart) {
             let gone =
                 || Err(Refused { payload: None, error: draconis_device::Error::ServiceEnded });
@@ -82,22 +78,20 @@ impl SegmentReader {
         from: u32,
         len: usize,
     ) -> Result<Option<Vec<u8>>> {
-        let page = io.geometry.page_bytes;
-        let first = from - from % page;
-        let whole = ((from - first) + len as u32).next_multiple_of(page);
+        let (first, whole) = pages_of(io, from, len);
+        let at_bytes = self.start.saturating_add(first.into());
         if let Some(asked) = self.apart.take() {
             let bytes = match asked.read.wait() {
                 Some(Ok(block)) => block.into_private(),
                 // Once more, for an error with its context.
-                _ => io.read_pages_uncached(self.start + u64::from(first), whole as usize)?,
+                _ => io.read_pages_uncached(at_bytes, whole as usize)?,
             };
-            let skip = (from - first) as usize;
-            return Ok(bytes.get(skip..skip + len).map(<[u8]>::to_vec));
+            return Ok(slice_at(&bytes, first.into(), from.into(), len).map(<[u8]>::to_vec));
         }
         if self.has_bytes(from, len) {
             return self.get(io, from, len).map(|bytes| Some(bytes.to_vec()));
         }
-        let extent = Extent::new(self.start + u64::from(first), u64::from(whole));
+        let extent = Extent::new(at_bytes, u64::from(whole));
         let read = io.disk.read(
             extent,
             PrivateBuffer::new_uninitialized(whole as usize).into(),
@@ -109,15 +103,15 @@ impl SegmentReader {
 
     /// Requests `len` bytes from offset `from`; returns true if they were requested before.
     pub fn request(&mut self, io: &CachedDisk, from: u32, len: usize) -> bool {
-        if from as usize + len > self.used as usize {
+        if end_of(from, len) > self.used {
             // `get` returns the error.
             return true;
         }
-        let to = from + len as u32;
+        let to = end_of(from, len);
         if self.first_offset().is_none_or(|begin| begin > from) || from >= self.requested_end() {
             self.held = None;
             self.ahead.clear();
-            self.submit_read(io, from - from % io.geometry.page_bytes);
+            self.submit_read(io, pages_of(io, from, len).0);
         } else if to <= self.requested_end() {
             return true;
         }
@@ -130,7 +124,7 @@ impl SegmentReader {
     /// Returns `len` bytes from offset `from`.
     pub fn get(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<&[u8]> {
         let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: self.start };
-        if from as usize + len > self.used as usize {
+        if end_of(from, len) > self.used {
             return Err(gone);
         }
         while !self.has_bytes(from, len) {
@@ -140,15 +134,14 @@ impl SegmentReader {
             self.submit_read(io, self.requested_end());
         }
         let (at, bytes) = self.held.as_ref().ok_or(gone.clone())?;
-        let from = (from - at) as usize;
-        bytes.get(from..from + len).ok_or(gone)
+        slice_at(bytes, u64::from(*at), from.into(), len).ok_or(gone)
     }
 
     /// Returns true if these bytes are held.
     pub fn has_bytes(&self, from: u32, len: usize) -> bool {
-        self.held.as_ref().is_some_and(|(at, bytes)| {
-            *at <= from && from as usize + len <= *at as usize + bytes.len()
-        })
+        self.held
+            .as_ref()
+            .is_some_and(|(at, bytes)| *at <= from && end_of(from, len) <= end_of(*at, bytes.len()))
     }
 
     /// Returns the first held or requested offset.
@@ -163,15 +156,15 @@ impl SegmentReader {
     /// Returns the offset after the last requested byte.
     fn requested_end(&self) -> u32 {
         match (self.ahead.back(), &self.held) {
-            (Some(last), _) => last.at + last.len,
-            (None, Some((at, bytes))) => at + bytes.len() as u32,
+            (Some(last), _) => last.at.saturating_add(last.len),
+            (None, Some((at, bytes))) => end_of(*at, bytes.len()),
             (None, None) => 0,
         }
     }
 
     fn submit_read(&mut self, io: &CachedDisk, at: u32) {
-        let len = self.window.min(self.end - at);
-        let extent = Extent::new(self.start + u64::from(at), u64::from(len));
+        let len = self.window.min(self.end.saturating_sub(at));
+        let extent = Extent::new(self.start.saturating_add(at.into()), u64::from(len));
         let into = PrivateBuffer::new_uninitialized(len as usize).into();
         self.ahead.push_back(PendingRead {
             at,
@@ -186,7 +179,7 @@ impl SegmentReader {
         if self.first_offset().is_some_and(|begin| begin <= from)
             && let Some(ahead) = self.ahead.pop_front()
         {
-            if from >= ahead.at + ahead.len {
+            if from >= ahead.at.saturating_add(ahead.len) {
                 // Skipped.
                 self.held = None;
                 return Ok(());
@@ -194,7 +187,9 @@ impl SegmentReader {
             if let Some(Ok(block)) = ahead.read.wait() {
                 let new = block.into_private();
                 let held = self.held.take();
-                let kept = held.as_ref().and_then(|(at, old)| old.get((from - at) as usize..));
+                let kept = held
+                    .as_ref()
+                    .and_then(|(at, old)| old.get(from.saturating_sub(*at) as usize..));
                 self.held = Some(match kept.filter(|kept| !kept.is_empty()) {
                     None => (ahead.at, new),
                     Some(kept) => (from, concat_buffers(kept, &new)),
@@ -204,20 +199,32 @@ impl SegmentReader {
             // A failed read is repeated, for an error with its context.
         }
         self.ahead.clear();
-        let page = io.geometry.page_bytes;
-        let first = from - from % page;
-        let whole = ((from - first) + len as u32).next_multiple_of(page);
-        let len = whole.max(self.window).min(self.end - first);
-        self.held =
-            Some((first, io.read_pages_uncached(self.start + u64::from(first), len as usize)?));
+        let (first, whole) = pages_of(io, from, len);
+        let len = whole.max(self.window).min(self.end.saturating_sub(first));
+        let at_bytes = self.start.saturating_add(first.into());
+        self.held = Some((first, io.read_pages_uncached(at_bytes, len as usize)?));
         Ok(())
     }
 }
 
+/// Returns the offset after `len` bytes from offset `from`; the largest one if that is no offset.
+fn end_of(from: u32, len: usize) -> u32 {
+    from.saturating_add(to_u32_saturating(len as u64))
+}
+
+/// Returns the offset and length of the whole pages that hold `len` bytes from offset `from`.
+fn pages_of(io: &CachedDisk, from: u32, len: usize) -> (u32, u32) {
+    let page = io.geometry.page_bytes;
+    let skip = from.checked_rem(page).unwrap_or(0);
+    let whole = end_of(skip, len).checked_next_multiple_of(page).unwrap_or(u32::MAX);
+    (from.saturating_sub(skip), whole)
+}
+
 fn concat_buffers(head: &[u8], tail: &[u8]) -> PrivateBuffer {
-    let mut both = PrivateBuffer::new_uninitialized(head.len() + tail.len());
-    both[..head.len()].copy_from_slice(head);
-    both[head.len()..].copy_from_slice(tail);
+    let mut both = PrivateBuffer::new_uninitialized(head.len().saturating_add(tail.len()));
+    let (front, back) = both.split_at_mut(head.len());
+    front.copy_from_slice(head);
+    back.copy_from_slice(tail);
     both
 }
 

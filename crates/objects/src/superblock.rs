@@ -130,7 +130,7 @@ impl Geometry {
 }
 
 /// Rounds `len_bytes` down to whole pages.
-fn round_down_to_page(len_bytes: u64, page_bytes: u32) -> u64 {
+pub(crate) fn round_down_to_page(len_bytes: u64, page_bytes: u32) -> u64 {
     let rest = len_bytes.checked_rem(u64::from(page_bytes)).unwrap_or(0);
     len_bytes.saturating_sub(rest)
 }

@@ -1,10 +1,5 @@
 //! Block allocation: after the previous block, from a window, or in a long free run.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with block numbers of a volume of fewer than 2^32 blocks"
-)]
-
 use super::{
     Group, MAX_RESERVATION_WINDOWS, RESERVATION_BLOCKS, ReservationWindow, all_bits_are,
     bitmap_view, set_bit_range,
@@ -63,6 +58,7 @@ impl Transaction<'_> {
 
     /// Allocates up to `count` contiguous blocks, rounded up to clusters; [`Error::NoSpace`] if
     /// there are none.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(crate) fn allocate_blocks(&mut self, request: AllocationRequest) -> Result<(u64, u32)> {
         let available = match request.is_for_extent_node {
             true => self.available_metadata_blocks(),
@@ -71,7 +67,7 @@ impl Transaction<'_> {
         let ratio = self.cluster_blocks();
         // Limit of clusters whose number of blocks fits 32 bits.
         let most = saturating_u32(available / u64::from(ratio)).min(!0 / ratio);
-        let want = request.count.div_ceil(ratio).min(most) * ratio;
+        let want = request.count.div_ceil(ratio).min(most).saturating_mul(ratio);
         let goal = self.writer.groups.cluster_start(request.goal);
         let request = AllocationRequest { goal, count: want, ..request };
         if request.count == 0 {
@@ -108,9 +104,9 @@ impl Transaction<'_> {
         if window.next != request.goal {
             return None;
         }
-        let count = saturating_u32(window.end - window.next).min(request.count);
+        let count = saturating_u32(window.end.saturating_sub(window.next)).min(request.count);
         let start = window.next;
-        window.next += u64::from(count);
+        window.next = window.next.saturating_add(count.into());
         if window.next >= window.end {
             // Used up: the next window is twice as large.
             window.end = window.next;
@@ -123,10 +119,11 @@ impl Transaction<'_> {
         let groups = &mut self.writer.groups;
         let ratio = groups.cluster_blocks;
         let before = groups.reservation_windows.get(&inode).map_or(0, |window| window.len);
-        let len = (before * 2)
+        let len = before
+            .saturating_mul(2)
             .clamp(RESERVATION_BLOCKS.0, RESERVATION_BLOCKS.1)
             .max(count.min(RESERVATION_BLOCKS.1));
-        let next = start + u64::from(count);
+        let next = start.saturating_add(count.into());
         let Some((group, at)) = groups.locate_block_bit(next) else { return };
         if groups.reservation_windows.len() >= MAX_RESERVATION_WINDOWS {
             groups.discard_reservation_windows();
@@ -138,10 +135,11 @@ impl Transaction<'_> {
         let kept = bitmap_view(&search.blocks).zeros_at(at, clusters);
         if kept > 0 {
             set_bit_range(&mut search.blocks, at, kept, true);
-            let kept = kept * ratio;
-            groups
-                .reservation_windows
-                .insert(inode, ReservationWindow { next, end: next + u64::from(kept), len });
+            let kept = kept.saturating_mul(ratio);
+            groups.reservation_windows.insert(
+                inode,
+                ReservationWindow { next, end: next.saturating_add(kept.into()), len },
+            );
         }
     }
 
@@ -190,9 +188,11 @@ impl Transaction<'_> {
     }
 
     /// Finds free blocks without allocating them.
+    #[allow(clippy::arithmetic_side_effects, reason = "a volume has a group, and fewer than 2^31")]
     fn find_blocks(&mut self, request: AllocationRequest) -> Result<Option<(u64, u32)>> {
         let super_ = &self.volume.super_;
-        let goal = request.goal.clamp(u64::from(super_.first_data_block), super_.blocks - 1);
+        let goal =
+            request.goal.clamp(u64::from(super_.first_data_block), super_.blocks.saturating_sub(1));
         let (first_group, at) =
             self.writer.groups.locate_block_bit(goal).ok_or(Error::corrupt("block number"))?;
         let count = super_.groups;
@@ -263,7 +263,7 @@ impl Transaction<'_> {
         let (number, at) =
             self.writer.groups.locate_block_bit(start).ok_or(Error::corrupt("block number"))?;
         let count = self.writer.groups.blocks_to_clusters(blocks);
-        if self.writer.groups.overlaps_system_zone(start, start + u64::from(blocks)) {
+        if self.writer.groups.overlaps_system_zone(start, start.saturating_add(blocks.into())) {
             return Err(Error::corrupt("block bitmap: the volume's own block is free"));
         }
         let bitmap_at = self.preload_bitmap(number, Role::BlockBitmap(number))?;
@@ -304,7 +304,7 @@ impl Transaction<'_> {
     pub(crate) fn allocate_exact_blocks(&mut self, start: u64, count: u32) -> Result<u64> {
         let ratio = u64::from(self.cluster_blocks());
         let mut at = self.writer.groups.cluster_start(start);
-        let mut taken = 0;
+        let mut taken = 0u64;
         for (number, bit, clusters) in self.split_by_group(start, count)? {
             self.load_group_bitmaps(number)?;
             let role = Role::BlockBitmap(number);
@@ -313,16 +313,23 @@ impl Transaction<'_> {
             let before = self.block(bitmap_at, role)?;
             let mut nth = 0;
             while nth < clusters {
-                let free = bitmap_view(&before).zeros_at(bit + nth, clusters - nth);
+                let free = bitmap_view(&before)
+                    .zeros_at(bit.saturating_add(nth), clusters.saturating_sub(nth));
                 if free > 0 {
-                    let blocks = u64::from(free) * ratio;
-                    self.mark_blocks_used(at + u64::from(nth) * ratio, saturating_u32(blocks))?;
-                    taken += blocks;
+                    let blocks = u64::from(free).saturating_mul(ratio);
+                    self.mark_blocks_used(
+                        at.saturating_add(u64::from(nth).saturating_mul(ratio)),
+                        saturating_u32(blocks),
+                    )?;
+                    taken = taken.saturating_add(blocks);
                 }
-                nth += free;
-                nth += bitmap_view(&before).ones_at(bit + nth, clusters - nth);
+                nth = nth.saturating_add(free);
+                nth = nth.saturating_add(
+                    bitmap_view(&before)
+                        .ones_at(bit.saturating_add(nth), clusters.saturating_sub(nth)),
+                );
             }
-            at += u64::from(clusters) * ratio;
+            at = at.saturating_add(u64::from(clusters).saturating_mul(ratio));
         }
         Ok(taken)
     }
@@ -341,26 +348,28 @@ impl Transaction<'_> {
         while at < end {
             let (number, bit) = groups.locate_block_bit(at).ok_or(wrong(at))?;
             let whole = groups.get(number).ok_or(wrong(at))?.whole_clusters;
-            let left = saturating_u32((end - at).div_ceil(groups.cluster_blocks.into()));
+            let left =
+                saturating_u32(end.saturating_sub(at).div_ceil(groups.cluster_blocks.into()));
             let clusters = left.min(whole.saturating_sub(bit));
             if clusters == 0 {
                 return Err(wrong(at));
             }
             parts.push((number, bit, clusters));
-            at += u64::from(clusters) * u64::from(groups.cluster_blocks);
+            at =
+                at.saturating_add(u64::from(clusters).saturating_mul(groups.cluster_blocks.into()));
         }
         Ok(parts)
     }
 
     /// Frees blocks that nothing references any more, with their clusters; returns how many.
     pub(crate) fn free_blocks(&mut self, start: u64, count: u32) -> Result<u64> {
-        let end = start + u64::from(count);
+        let end = start.saturating_add(count.into());
         let mut at = self.writer.groups.cluster_start(start);
         let wrong = |block| Err(Error::corrupt("block map: pointer").with_block(FsBlock(block)));
         if end > self.volume.super_.blocks || self.writer.groups.overlaps_system_zone(at, end) {
             return wrong(start);
         }
-        let mut freed = 0;
+        let mut freed = 0u64;
         while at < end {
             let Some((number, bit)) = self.writer.groups.locate_block_bit(at) else {
                 return wrong(at);
@@ -369,15 +378,17 @@ impl Transaction<'_> {
             let bitmap_at = self.preload_bitmap(number, Role::BlockBitmap(number))?;
             self.may_block = true;
             let groups = &mut self.writer.groups;
-            let left = saturating_u32((end - at).div_ceil(groups.cluster_blocks.into()));
+            let left =
+                saturating_u32(end.saturating_sub(at).div_ceil(groups.cluster_blocks.into()));
             let group = groups.get_mut(number)?;
             let clusters = left.min(group.whole_clusters.saturating_sub(bit));
             if clusters == 0 {
                 return wrong(at);
             }
-            group.descriptor.free_clusters += clusters;
+            group.descriptor.free_clusters =
+                group.descriptor.free_clusters.saturating_add(clusters);
             group.changed = true;
-            groups.free_clusters += u64::from(clusters);
+            groups.free_clusters = groups.free_clusters.saturating_add(clusters.into());
             let used = self.modify_block(bitmap_at, Role::BlockBitmap(number), |bits| {
                 let used = all_bits_are(bits, bit, clusters, true);
                 set_bit_range(bits, bit, clusters, false);
@@ -388,9 +399,9 @@ impl Transaction<'_> {
                 return Err(Error::corrupt(what).with_block(FsBlock(at)));
             }
             self.defer_free(bitmap_at, at, bit, clusters);
-            let blocks = u64::from(clusters) * u64::from(self.cluster_blocks());
-            freed += blocks;
-            at += blocks;
+            let blocks = u64::from(clusters).saturating_mul(self.cluster_blocks().into());
+            freed = freed.saturating_add(blocks);
+            at = at.saturating_add(blocks);
         }
         Ok(freed)
     }
@@ -399,12 +410,16 @@ impl Transaction<'_> {
     /// is durable.
     fn defer_free(&mut self, bitmap_at: FsBlock, start: u64, at: u32, count: u32) {
         let ratio = self.cluster_blocks();
-        let blocks =
-            |nth: u32, count: u32| (start + u64::from(nth) * u64::from(ratio), count * ratio);
+        let blocks = |nth: u32, count: u32| {
+            (
+                start.saturating_add(u64::from(nth).saturating_mul(ratio.into())),
+                count.saturating_mul(ratio),
+            )
+        };
         let store = &self.volume.store;
         let mut changing = store.write_back.write();
         let (_, all) = blocks(0, count);
-        for block in (start..start + u64::from(all)).map(FsBlock) {
+        for block in (start..start.saturating_add(all.into())).map(FsBlock) {
             changing.drop_block(block);
         }
         let mut new = Vec::new();
@@ -414,21 +429,25 @@ impl Transaction<'_> {
             // Run by run: rare except in short-lived files, which are small.
             let mut nth = 0;
             while nth < count {
-                let fresh = bitmap_view(base).zeros_at(at + nth, count - nth);
+                let fresh =
+                    bitmap_view(base).zeros_at(at.saturating_add(nth), count.saturating_sub(nth));
                 if fresh > 0 {
                     new.push(blocks(nth, fresh));
                 }
-                nth += fresh;
-                let known = bitmap_view(base).ones_at(at + nth, count - nth);
+                nth = nth.saturating_add(fresh);
+                let known =
+                    bitmap_view(base).ones_at(at.saturating_add(nth), count.saturating_sub(nth));
                 if known > 0 {
                     self.writer.batch.freed_blocks.push(blocks(nth, known));
-                    self.writer.groups.pending_free_clusters += u64::from(known);
+                    self.writer.groups.pending_free_clusters =
+                        self.writer.groups.pending_free_clusters.saturating_add(known.into());
                 }
-                nth += known;
+                nth = nth.saturating_add(known);
             }
         } else {
             self.writer.batch.freed_blocks.push(blocks(0, count));
-            self.writer.groups.pending_free_clusters += u64::from(count);
+            self.writer.groups.pending_free_clusters =
+                self.writer.groups.pending_free_clusters.saturating_add(count.into());
         }
         drop(changing);
         self.writer.groups.mark_allocatable(&new, &[]);

@@ -1,10 +1,5 @@
 //! Inode allocation: near the directory; top-level directories are spread.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with counts and numbers of inodes, which have 32 bits"
-)]
-
 use draconis_types::FileType;
 
 use super::{Group, all_bits_are, bitmap_view, set_bit_range};
@@ -31,11 +26,16 @@ impl Transaction<'_> {
             let bits = Bitmap::new(&search.inodes, *inodes);
             let mut at = 0;
             while let Some(found) = bits.next_one(at) {
-                let inode = InodeNumber(number * super_.inodes_per_group + found + 1);
+                let inode = InodeNumber(
+                    number
+                        .saturating_mul(super_.inodes_per_group)
+                        .saturating_add(found)
+                        .saturating_add(1),
+                );
                 if inode >= super_.first_inode {
                     used.push(inode);
                 }
-                at = found + 1;
+                at = found.saturating_add(1);
             }
         }
         Ok(used)
@@ -79,6 +79,7 @@ impl Transaction<'_> {
     }
 
     /// Allocates an inode near `dir`.
+    #[allow(clippy::arithmetic_side_effects, reason = "a volume has a group, and fewer than 2^31")]
     pub(crate) fn allocate_inode(
         &mut self,
         dir: InodeNumber,
@@ -95,7 +96,8 @@ impl Transaction<'_> {
             own_group
         };
         // Files: the directory's group, then groups at growing distance, then any.
-        let hops = (0..31u32).map(|hop| (1u32 << hop) - 1).take_while(|hop| *hop < groups);
+        let hops =
+            (0..31u32).map(|hop| (1u32 << hop).saturating_sub(1)).take_while(|hop| *hop < groups);
         let order = hops.chain(0..groups).map(|hop| (first + hop) % groups);
         for number in order {
             let Some(group) = self.writer.groups.get(number) else { continue };
@@ -138,7 +140,8 @@ impl Transaction<'_> {
             return Ok(None);
         };
         // The slot is read before it is overwritten. A never used slot may hold anything.
-        let inode = InodeNumber(number * per_group + at + 1);
+        let inode =
+            InodeNumber(number.saturating_mul(per_group).saturating_add(at).saturating_add(1));
         let is_linked = self.read_slot(inode, |it| it.links() != 0)?;
         let group = self.writer.groups.get(number).ok_or(Error::corrupt("group number"))?;
         if is_linked && at < group.inodes.saturating_sub(group.descriptor.unused_inodes) {
@@ -187,15 +190,17 @@ impl Transaction<'_> {
         self.may_block = true;
         self.initialize_bitmaps(number, true)?;
         let group = self.writer.groups.get_mut(number)?;
-        let never_used = group.inodes.saturating_sub(at + 1);
+        let never_used = group.inodes.saturating_sub(at.saturating_add(1));
         group.descriptor.unused_inodes = group.descriptor.unused_inodes.min(never_used);
         if let Some(search) = &mut group.allocation_bitmaps {
             set_bit_range(&mut search.inodes, at, 1, true);
         }
         group.descriptor.free_inodes = group.descriptor.free_inodes.saturating_sub(1);
-        group.descriptor.directories += u32::from(kind == FileType::Directory);
+        group.descriptor.directories =
+            group.descriptor.directories.saturating_add(u32::from(kind == FileType::Directory));
         group.changed = true;
-        self.writer.groups.directories += u64::from(kind == FileType::Directory);
+        self.writer.groups.directories =
+            self.writer.groups.directories.saturating_add(u64::from(kind == FileType::Directory));
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
         self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| {
             set_bit_range(bits, at, 1, true)
@@ -210,7 +215,7 @@ impl Transaction<'_> {
         self.may_block = true;
         self.initialize_bitmaps(number, true)?;
         let group = self.writer.groups.get_mut(number)?;
-        let never_used = group.inodes.saturating_sub(at + 1);
+        let never_used = group.inodes.saturating_sub(at.saturating_add(1));
         group.descriptor.unused_inodes = group.descriptor.unused_inodes.min(never_used);
         let Some(search) = &mut group.allocation_bitmaps else { return Ok(()) };
         if all_bits_are(&search.inodes, at, 1, true) {
@@ -232,11 +237,11 @@ impl Transaction<'_> {
         let bitmap_at = self.preload_bitmap(number, Role::InodeBitmap(number))?;
         self.may_block = true;
         let group = self.writer.groups.get_mut(number)?;
-        group.descriptor.free_inodes += 1;
+        group.descriptor.free_inodes = group.descriptor.free_inodes.saturating_add(1);
         group.descriptor.directories =
             group.descriptor.directories.saturating_sub(u32::from(kind == FileType::Directory));
         group.changed = true;
-        self.writer.groups.free_inodes += 1;
+        self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_add(1);
         let fewer = u64::from(kind == FileType::Directory);
         self.writer.groups.directories = self.writer.groups.directories.saturating_sub(fewer);
         self.writer.groups.discard_reservation_window(inode.0);
@@ -252,13 +257,15 @@ impl Transaction<'_> {
             self.writer.groups.mark_allocatable(&[], &[inode.0]);
         } else {
             self.writer.batch.freed_inodes.push(inode.0);
-            self.writer.groups.pending_free_inodes += 1;
+            self.writer.groups.pending_free_inodes =
+                self.writer.groups.pending_free_inodes.saturating_add(1);
         }
         Ok(())
     }
 
     /// Returns the group for a new directory: near its parent while there is space for its files;
     /// top-level directories are spread (Orlov allocator).
+    #[allow(clippy::arithmetic_side_effects, reason = "a volume has a group, and fewer than 2^31")]
     fn find_group_orlov(&mut self, parent: InodeNumber, own_group: u32) -> Result<u32> {
         let groups = self.volume.super_.groups;
         let count = u64::from(groups);
@@ -285,7 +292,7 @@ impl Transaction<'_> {
             }
         }
         let per_group = self.volume.super_.inodes_per_group;
-        let most = saturating_u32(all.directories / count) + per_group / 16;
+        let most = saturating_u32(all.directories / count).saturating_add(per_group / 16);
         let least_inodes = mean_inodes.saturating_sub(per_group / 4);
         let clusters_per_group = self.volume.super_.clusters_per_group();
         let least_clusters = mean_clusters.saturating_sub(clusters_per_group / 4);

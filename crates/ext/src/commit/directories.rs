@@ -1,7 +1,5 @@
 //! Relocation of changed directories, so that each changes by one sector.
 
-#![allow(clippy::arithmetic_side_effects, reason = "computes with blocks of a directory")]
-
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 
@@ -33,7 +31,7 @@ impl MapVisitor for DirectoryBlocks {
         match place {
             BlockLocation::Hole | BlockLocation::Unwritten(_) => {}
             BlockLocation::Mapped(first) => {
-                let all = (0..blocks).map(|nth| (at + nth, first.offset(nth)));
+                let all = (0..blocks).map(|nth| (at.saturating_add(nth), first.offset(nth)));
                 self.names.extend(all.filter(|(_, block)| self.changed.contains(&block.0)));
             }
             BlockLocation::Damaged(block) => {
@@ -90,7 +88,7 @@ impl Transaction<'_> {
                     map_switches |=
                         matches!(buffer.role, Role::IndirectBlock(_) | Role::ExtentNode(_));
                     let pairs = base.chunks(SECTOR_BYTES).zip(buffer.current.chunks(SECTOR_BYTES));
-                    sectors += pairs.filter(|(old, new)| old != new).count();
+                    sectors = sectors.saturating_add(pairs.filter(|(old, new)| old != new).count());
                 }
             }
             let only_removals = !names.added && !inode_switches && !map_switches;
@@ -107,7 +105,7 @@ impl Transaction<'_> {
     /// Returns true if the inode of a directory references other blocks than on disk.
     fn has_new_mapping(&self, dir: InodeNumber) -> Result<bool> {
         let (block, at) = self.inode_location(dir)?;
-        let part = at..at + saturating_usize(self.volume.super_.inode_bytes.into());
+        let part = at..at.saturating_add(saturating_usize(self.volume.super_.inode_bytes.into()));
         let cache = self.volume.store.write_back.read();
         Ok(cache.inode_diff(block, part).is_some_and(InodeDiff::changes_mapping))
     }
@@ -115,7 +113,7 @@ impl Transaction<'_> {
     /// Relocates the changed blocks of a directory; returns `false` if there is no space.
     fn relocate_directory_blocks(&mut self, dir: InodeNumber, own: &[u64]) -> Result<bool> {
         // Each directory block may relocate three indirect blocks, too.
-        let needed = own.len() as u64 * 4 + 3;
+        let needed = (own.len() as u64).saturating_mul(4).saturating_add(3);
         if self.allocatable_blocks(true) < needed {
             return Ok(false);
         }

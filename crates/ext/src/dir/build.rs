@@ -7,11 +7,6 @@
 //! Law: if names with one hash exceed the rest of a leaf, they continue in the next leaf, and its
 //! index entry has the continuation bit set.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with numbers of the builder's own, all far below their limits"
-)]
-
 use draconis_types::FileType;
 
 use crate::format::dirent::{DirBlockBuilder, DirBlockFormat, min_rec_len};
@@ -87,6 +82,7 @@ fn build_linear<'a>(
 }
 
 /// Builds a hash-tree directory; `None` if it exceeds the levels of one.
+#[allow(clippy::arithmetic_side_effects, reason = "a level has at least one node")]
 fn build_htree(
     dots: [NewDirent<'_>; 2],
     names: &[NewDirent<'_>],
@@ -109,14 +105,14 @@ fn build_htree(
     let first_leaf = u32::try_from(nodes).ok()?.checked_add(1)?;
     let mut entries: Vec<DxEntry> = entries
         .into_iter()
-        .map(|entry| DxEntry { block: entry.block + first_leaf, ..entry })
+        .map(|entry| DxEntry { block: entry.block.saturating_add(first_leaf), ..entry })
         .collect();
 
     let [own, parent] = dots.map(|dot| dot.inode);
     let mut below: Vec<Vec<u8>> = vec![];
     let mut first = first_leaf;
     for count in counts.into_iter().rev() {
-        first -= u32::try_from(count).ok()?;
+        first = first.saturating_sub(u32::try_from(count).ok()?);
         let mut upper = Vec::new();
         let mut written = Vec::new();
         // Nodes of equal size, so that the last is not almost empty.
@@ -124,8 +120,9 @@ fn build_htree(
         let mut rest = &entries[..];
         for block in first.. {
             let Some(hash) = rest.first().map(|entry| entry.hash) else { break };
-            let nth = saturating_usize(u64::from(block - first));
-            let (part, later) = rest.split_at_checked(each + usize::from(nth < more))?;
+            let nth = saturating_usize(u64::from(block.saturating_sub(first)));
+            let (part, later) =
+                rest.split_at_checked(each.saturating_add(usize::from(nth < more)))?;
             upper.push(DxEntry { hash, block });
             written.extend(htree::encode_node(part, style.shape)?);
             rest = later;
@@ -133,9 +130,9 @@ fn build_htree(
         entries = upper;
         below.insert(0, written);
     }
-    let mut bytes = Vec::with_capacity(
-        leaves.len() + (nodes + 1) * saturating_usize(style.shape.block_bytes.into()),
-    );
+    let mut bytes = Vec::with_capacity(leaves.len().saturating_add(
+        nodes.saturating_add(1).saturating_mul(saturating_usize(style.shape.block_bytes.into())),
+    ));
     bytes.extend(htree::encode_root(own, parent, version, levels, &entries, style.shape)?);
     bytes.extend(below.into_iter().flatten());
     bytes.extend(leaves);
@@ -143,6 +140,7 @@ fn build_htree(
 }
 
 /// Builds the leaves in hash order, and an index entry for each; leaves count from 0.
+#[allow(clippy::arithmetic_side_effects, reason = "blocks have at least 1,024 bytes")]
 fn build_leaves(
     names: &[NewDirent<'_>],
     hash: NameHash,
@@ -152,13 +150,13 @@ fn build_leaves(
         names.iter().map(|it| (hash.hash_name(it.name), it)).collect();
     hashed.sort_unstable_by(|a, b| (a.0, a.1.name).cmp(&(b.0, b.1.name)));
     let block_bytes = saturating_usize(style.shape.block_bytes.into());
-    let full = block_bytes - block_bytes / LEAF_RESERVE_DIVISOR;
+    let full = block_bytes.saturating_sub(block_bytes / LEAF_RESERVE_DIVISOR);
     let mut bytes = Vec::new();
     let mut entries: Vec<DxEntry> = vec![DxEntry { hash: 0, block: 0 }];
     let mut block = DirBlockBuilder::new(style.shape);
     let mut last = None;
     for (hash, it) in hashed {
-        let crowded = block.used_bytes() + min_rec_len(it.name.len()) > full;
+        let crowded = block.used_bytes().saturating_add(min_rec_len(it.name.len())) > full;
         // Names with one hash stay together while the block has space.
         let split = crowded && last != Some(hash) && !block.is_empty();
         if split || !block.push(it.inode, it.kind, it.name) {

@@ -18,18 +18,15 @@
 //!
 //! These functions do not know disks or locks.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with places inside a block, which `record` has checked"
-)]
-
 pub(crate) mod index;
 pub(crate) mod repack;
 
 use draconis_types::FileType;
+use zerocopy::IntoBytes;
 
-use crate::format::dirent::{self, DirBlockFormat, HEAD_BYTES, min_rec_len, rec_len_from_disk};
-use crate::format::{put16, put32};
+use crate::format::dirent::{
+    self, DirBlockFormat, HEAD_BYTES, RawDirent, min_rec_len, rec_len_from_disk,
+};
 use crate::{Error, InodeNumber, Result};
 
 /// Unit that a disk writes atomically.
@@ -103,7 +100,7 @@ impl RawRecord {
     }
 
     fn next(&self) -> usize {
-        self.at + self.len
+        self.at.saturating_add(self.len)
     }
 
     /// Returns the slot in this record for a record of `need_bytes`.
@@ -113,13 +110,21 @@ impl RawRecord {
         if self.len < used.saturating_add(need_bytes) {
             return None;
         }
-        let at = self.at + used;
-        let end = at + need_bytes.max(1) - 1;
+        let at = self.at.saturating_add(used);
+        let end = at.saturating_add(need_bytes.max(1)).saturating_sub(1);
         // The revealing field: the inode number of an unused record, or else the record length.
-        let (after, shown_at) =
-            if used == 0 { (None, self.at) } else { (Some(self.at), self.at + 4) };
+        let (after, shown_at) = if used == 0 {
+            (None, self.at)
+        } else {
+            (Some(self.at), self.at.saturating_add(RawDirent::REC_LEN_AT))
+        };
         let whole = shown_at / SECTOR_BYTES == end / SECTOR_BYTES;
-        Some(DirentSlot { at, is_tear_safe: whole, len: self.len - used, shortened_record: after })
+        Some(DirentSlot {
+            at,
+            is_tear_safe: whole,
+            len: self.len.saturating_sub(used),
+            shortened_record: after,
+        })
     }
 
     #[inline]
@@ -135,16 +140,20 @@ impl RawRecord {
     /// Appends the record to a chain, without slack.
     fn append_to(&self, from: &[u8], chain: &mut Vec<u8>) {
         let (at, used) = (chain.len(), self.used_bytes());
-        let [i0, i1, i2, i3] = self.inode.to_le_bytes();
-        let [l0, l1] = dirent::rec_len_to_disk(used, from.len()).to_le_bytes();
         let [name_len, ..] = self.name_len.to_le_bytes();
-        chain.extend([i0, i1, i2, i3, l0, l1, name_len, self.kind]);
+        let head = RawDirent {
+            inode: self.inode.into(),
+            rec_len: dirent::rec_len_to_disk(used, from.len()).into(),
+            name_len,
+            file_type: self.kind,
+        };
+        chain.extend(head.as_bytes());
         chain.extend(self.name(from));
-        chain.resize(at + used, 0);
+        chain.resize(at.saturating_add(used), 0);
     }
 
     fn name<'a>(&self, block: &'a [u8]) -> &'a [u8] {
-        let rest = block.get(self.at + HEAD_BYTES..).unwrap_or_default();
+        let rest = block.get(self.at.saturating_add(HEAD_BYTES)..).unwrap_or_default();
         rest.get(..self.name_len).unwrap_or_default()
     }
 }
@@ -162,18 +171,14 @@ impl From<ChainError> for Error {
 /// Parses the record at `at`, which must be in the block with its whole name.
 #[inline]
 fn parse_record(block: &[u8], at: usize) -> std::result::Result<RawRecord, ChainError> {
-    let rest = block.get(at..).unwrap_or_default();
     let broken = ChainError("directory entry: record length");
-    let Some(&[i0, i1, i2, i3, l0, l1, name_len, kind]) = rest.first_chunk() else {
-        return Err(broken);
-    };
-    let len = rec_len_from_disk(u16::from_le_bytes([l0, l1]), block.len());
-    if len < HEAD_BYTES || !len.is_multiple_of(4) || len > rest.len() {
+    let Some(head) = RawDirent::view(block, at) else { return Err(broken) };
+    let len = rec_len_from_disk(head.rec_len.get(), block.len());
+    if len < HEAD_BYTES || !len.is_multiple_of(4) || len > block.len().saturating_sub(at) {
         return Err(broken);
     }
-    let inode = u32::from_le_bytes([i0, i1, i2, i3]);
-    let name_len = usize::from(name_len);
-    if inode != 0 && HEAD_BYTES + name_len > len {
+    let (inode, kind, name_len) = (head.inode.get(), head.file_type, usize::from(head.name_len));
+    if inode != 0 && name_len > len.saturating_sub(HEAD_BYTES) {
         return Err(ChainError("directory entry: name length"));
     }
     Ok(RawRecord { at, len, inode, kind, name_len })
@@ -332,12 +337,13 @@ pub(crate) fn insert_hidden(
     let Some((into, pad)) = rest.split_at_mut_checked(name.len()) else { return Err(no_room) };
     let shown = if room.shortened_record.is_some() { inode.0 } else { 0 };
     let kind = if filetype { dirent::file_type_code(kind) } else { 0 };
-    let [i0, i1, i2, i3] = shown.to_le_bytes();
-    let [l0, l1] = raw_len.to_le_bytes();
     let [name_len, ..] = name.len().to_le_bytes();
-    head.copy_from_slice(&[i0, i1, i2, i3, l0, l1, name_len, kind]);
+    let (inode, rec_len) = (shown.into(), raw_len.into());
+    head.copy_from_slice(RawDirent { inode, rec_len, name_len, file_type: kind }.as_bytes());
     into.copy_from_slice(name);
-    pad.iter_mut().take(used - HEAD_BYTES - name.len()).for_each(|byte| *byte = 0);
+    pad.iter_mut()
+        .take(used.saturating_sub(HEAD_BYTES).saturating_sub(name.len()))
+        .for_each(|byte| *byte = 0);
     Ok(())
 }
 
@@ -348,8 +354,8 @@ pub(crate) fn insert_hidden(
 pub(crate) fn reveal_hidden(block: &mut [u8], room: &DirentSlot, inode: InodeNumber) -> Result<()> {
     check_slot(block, room)?;
     let done = match room.shortened_record {
-        Some(after) => set_rec_len(block, after, room.at - after),
-        None => put32(block, room.at, inode.0),
+        Some(after) => set_rec_len(block, after, room.at.saturating_sub(after)),
+        None => set_inode_number(block, room.at, inode.0),
     };
     done.ok_or(Error::Misuse("directory entry: no room"))
 }
@@ -359,7 +365,8 @@ fn check_slot(block: &[u8], room: &DirentSlot) -> Result<()> {
     let there = parse_record(block, room.shortened_record.unwrap_or(room.at)).is_ok_and(|record| {
         let free =
             if room.shortened_record.is_some() { record.inode != 0 } else { record.inode == 0 };
-        free && record.at + record.used_bytes() == room.at && record.next() == room.at + room.len
+        free && record.at.saturating_add(record.used_bytes()) == room.at
+            && record.next() == room.at.saturating_add(room.len)
     });
     there.then_some(()).ok_or(Error::Misuse("directory entry: no room"))
 }
@@ -372,14 +379,14 @@ pub(crate) fn remove(block: &mut [u8], found: &FoundRecord) -> Result<()> {
     let gone = Error::Misuse("directory entry: not there");
     let record = used_record_at(block, found.at)?;
     let done = match found.previous {
-        None if found.at == 0 => put32(block, 0, 0),
+        None if found.at == 0 => set_inode_number(block, 0, 0),
         None => None,
         Some(previous) => {
             let before = self::parse_record(block, previous)?;
             if before.next() != found.at {
                 return Err(gone);
             }
-            set_rec_len(block, previous, before.len + record.len)
+            set_rec_len(block, previous, before.len.saturating_add(record.len))
         }
     };
     done.ok_or(gone)
@@ -397,9 +404,11 @@ pub(crate) fn set_inode(
     filetype: bool,
 ) -> Result<()> {
     used_record_at(block, at)?;
-    put32(block, at, inode.0).ok_or(Error::Misuse("directory entry: not there"))?;
-    if filetype && let Some(byte) = block.get_mut(at + 7) {
-        *byte = dirent::file_type_code(kind);
+    let gone = Error::Misuse("directory entry: not there");
+    let raw = RawDirent::view_mut(block, at).ok_or(gone)?;
+    raw.inode.set(inode.0);
+    if filetype {
+        raw.file_type = dirent::file_type_code(kind);
     }
     Ok(())
 }
@@ -414,7 +423,13 @@ fn used_record_at(block: &[u8], at: usize) -> Result<RawRecord> {
 
 fn set_rec_len(block: &mut [u8], at: usize, len: usize) -> Option<()> {
     let raw = dirent::rec_len_to_disk(len, block.len());
-    put16(block, at.checked_add(4)?, raw)
+    RawDirent::view_mut(block, at)?.rec_len.set(raw);
+    Some(())
+}
+
+fn set_inode_number(block: &mut [u8], at: usize, inode: u32) -> Option<()> {
+    RawDirent::view_mut(block, at)?.inode.set(inode);
+    Some(())
 }
 
 /// Returns the inodes that entries of a block reference, up to a broken record.
@@ -464,7 +479,7 @@ fn pack_records(all: impl IntoIterator<Item = RawRecord>, from: &[u8], len: usiz
 fn extend_last_record(chain: &mut Vec<u8>, len: usize) {
     let last = records(chain).map_while(std::result::Result::ok).last().map_or(0, |it| it.at);
     chain.resize(len, 0);
-    set_rec_len(chain, last, len - last);
+    set_rec_len(chain, last, len.saturating_sub(last));
 }
 
 /// Splits a leaf by the hashes of its names into halves of about equal bytes. Names with one hash
@@ -503,13 +518,13 @@ fn split(block: &[u8], hash: &crate::format::hash::NameHash) -> Result<LeafSplit
 /// middle, or the middle if there is none.
 fn split_point(hashed: &[(u32, usize, RawRecord)]) -> Option<usize> {
     let total: usize = hashed.iter().map(|(.., record)| record.used_bytes()).sum();
-    let mut below = 0;
+    let mut below = 0usize;
     // Distance from the middle, and number of names; changes of the hash sort first.
     let mut best: Option<(bool, usize, usize)> = None;
     for (nth, pair) in hashed.windows(2).enumerate() {
         let [(hash, _, record), (next, ..)] = pair else { continue };
-        below += record.used_bytes();
-        let place = (hash == next, total.abs_diff(below * 2), nth + 1);
+        below = below.saturating_add(record.used_bytes());
+        let place = (hash == next, total.abs_diff(below.saturating_mul(2)), nth.saturating_add(1));
         best = Some(best.map_or(place, |best| best.min(place)));
     }
     best.map(|(.., cut)| cut)
@@ -527,12 +542,12 @@ fn remove_records(block: &[u8], all: &[RawRecord], gone: &[usize]) -> Vec<u8> {
         }
         match &mut before {
             Some(before) => {
-                before.len += record.len;
+                before.len = before.len.saturating_add(record.len);
                 set_rec_len(&mut left, before.at, before.len);
             }
             // Only the first record has none before it.
             None => {
-                put32(&mut left, record.at, 0);
+                set_inode_number(&mut left, record.at, 0);
                 before = Some(*record);
             }
         }

@@ -10,12 +10,11 @@ use std::borrow::Cow;
 
 use super::is_dot_or_dot_dot;
 use crate::format::casefold;
-use crate::format::dirent::{Dirent, Dirents, HEAD_BYTES};
+use crate::format::dirent::{Dirent, Dirents};
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::NameHash;
 use crate::format::htree::DxRoot;
 use crate::format::inode::{Inode, flags};
-use crate::format::le32;
 use crate::format::nokey::{self, NoKeyName};
 use crate::reader::VolumeReader;
 use crate::{Error, FileBlock, InodeNumber, Result};
@@ -54,7 +53,7 @@ impl NameDisplay {
             Self::Plain => return Cow::Borrowed(entry.name),
             Self::NoKey(NoKeyHashSource::Zero) => (0, 0),
             Self::NoKey(NoKeyHashSource::Computed(hash)) => hash.major_and_minor_hash(entry.name),
-            Self::NoKey(NoKeyHashSource::InEntry) => stored_hashes(block, entry).unwrap_or((0, 0)),
+            Self::NoKey(NoKeyHashSource::InEntry) => entry.stored_hashes(block).unwrap_or((0, 0)),
         };
         Cow::Owned(nokey::no_key_name(hashes, entry.name))
     }
@@ -80,13 +79,6 @@ fn no_key_hash_source(volume: &VolumeReader, dir: &Inode) -> NoKeyHashSource {
         NameHash::of_version(super_.default_hash_version, unsigned, seed)
     };
     hash.map_or(NoKeyHashSource::Zero, NoKeyHashSource::Computed)
-}
-
-/// Returns the two hashes stored after a casefolded encrypted name.
-fn stored_hashes(block: &[u8], entry: &Dirent<'_>) -> Option<(u32, u32)> {
-    let at = entry.name.len().checked_add(HEAD_BYTES)?.checked_next_multiple_of(4)?;
-    let record = block.get(entry.at..entry.next)?;
-    Some((le32(record, at)?, le32(record, at.checked_add(4)?)?))
 }
 
 /// Returns true if the names of `dir` ignore case.

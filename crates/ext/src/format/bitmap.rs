@@ -3,11 +3,6 @@
 //!
 //! Law: bits beyond the valid ones are never read, counted or changed.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with numbers of bits of one block, at most 2^19, clipped by `Bitmap::new`"
-)]
-
 use crate::units::{saturating_u32, saturating_usize};
 
 const WORD_BITS: u32 = 64;
@@ -66,6 +61,7 @@ impl<'a> Bitmap<'a> {
 
     /// Returns the first bit in `from..end` that is set after XOR with `flip`.
     #[inline]
+    #[allow(clippy::arithmetic_side_effects, reason = "`bits` is at most 2^19: `new` clips it")]
     fn next(&self, from: u32, end: u32, flip: u64) -> Option<u32> {
         let end = end.min(self.bits);
         if from >= end {
@@ -108,6 +104,10 @@ impl<'a> Bitmap<'a> {
 
     /// Returns the first run of `want` zeros from `from` on, or else the longest run. The run is
     /// never longer than `want`.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "a run of zeros ends at `bits`, at most 2^19"
+    )]
     pub fn next_zero_run(&self, from: u32, want: u32) -> Option<BitRun> {
         let mut best: Option<BitRun> = None;
         let mut at = from;
@@ -125,6 +125,7 @@ impl<'a> Bitmap<'a> {
     }
 
     /// Counts the zeros.
+    #[allow(clippy::arithmetic_side_effects, reason = "no more than `bits` ones are counted")]
     pub fn count_zeros(&self) -> u32 {
         self.bits - self.count_ones_in(BitRun { start: 0, len: self.bits })
     }
@@ -142,6 +143,7 @@ impl<'a> Bitmap<'a> {
 }
 
 /// Returns the words of a run with the masks of its bits.
+#[allow(clippy::arithmetic_side_effects, reason = "a word of the run begins before its end")]
 fn word_masks(run: BitRun) -> impl Iterator<Item = (u32, u64)> {
     let end = run.start.saturating_add(run.len);
     let words = run.start / WORD_BITS..end.div_ceil(WORD_BITS);

@@ -8,6 +8,8 @@
 //! this block only.
 
 use draconis_types::FileType;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub(crate) use super::dir_layout::{rec_len_from_disk, rec_len_to_disk};
 use super::features::Incompatible;
@@ -16,7 +18,33 @@ use super::{dir_tail, le16, le32};
 use crate::{Error, InodeNumber, Result};
 
 /// Bytes before the name.
-pub const HEAD_BYTES: usize = 8;
+pub const HEAD_BYTES: usize = size_of::<RawDirent>();
+
+/// On-disk entry, without its name.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+pub(crate) struct RawDirent {
+    pub(crate) inode: U32,
+    pub(crate) rec_len: U16,
+    pub(crate) name_len: u8,
+    pub(crate) file_type: u8,
+}
+
+impl RawDirent {
+    /// Offset of the record length, which reveals a hidden entry.
+    pub(crate) const REC_LEN_AT: usize = std::mem::offset_of!(Self, rec_len);
+
+    /// Returns the entry at `at`; `None` beyond the block.
+    #[inline]
+    pub(crate) fn view(block: &[u8], at: usize) -> Option<&Self> {
+        Self::ref_from_prefix(block.get(at..)?).ok().map(|(raw, _)| raw)
+    }
+
+    /// [`RawDirent::view`] to change it.
+    pub(crate) fn view_mut(block: &mut [u8], at: usize) -> Option<&mut Self> {
+        Self::mut_from_prefix(block.get_mut(at..)?).ok().map(|(raw, _)| raw)
+    }
+}
 
 /// A used directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,6 +59,14 @@ pub struct Dirent<'a> {
     pub kind: Option<FileType>,
     /// The name: 1 to 255 bytes, any but `/` and NUL.
     pub name: &'a [u8],
+}
+
+impl Dirent<'_> {
+    /// Returns the two hashes stored after a casefolded encrypted name in `block`.
+    pub(crate) fn stored_hashes(&self, block: &[u8]) -> Option<(u32, u32)> {
+        let rest = block.get(self.at..self.next)?.get(min_rec_len(self.name.len())..)?;
+        Some((le32(rest, 0)?, le32(rest, size_of::<u32>())?))
+    }
 }
 
 /// One entry of the chain.

@@ -63,6 +63,11 @@ impl Extent {
     }
 }
 
+/// Returns the first file block of an entry of either kind; 0 without an entry.
+pub(crate) fn first_file_block(entry: Option<&[u8; ENTRY_BYTES]>) -> u32 {
+    entry.and_then(|entry| le32(entry, 0)).unwrap_or(0)
+}
+
 /// An index entry, which points to a child node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExtentIndex {

@@ -7,6 +7,8 @@
 //! A linear scan of the directory sees both as blocks without names; the root holds `.` and `..`.
 
 use draconis_types::FileType;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub(crate) use super::dir_layout::{ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT};
 use super::dirent::DirBlockFormat;
@@ -15,6 +17,41 @@ use super::{dirent, le16, le32};
 use crate::{Error, FileBlock, Result};
 
 pub(crate) const BLOCK_MASK: u32 = 0x0FFF_FFFF;
+
+/// On-disk description of a tree, in its root.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+pub(crate) struct RawDxRootInfo {
+    reserved_zero: U32,
+    hash_version: u8,
+    info_length: u8,
+    pub(crate) indirect_levels: u8,
+    unused_flags: u8,
+}
+
+/// On-disk limit and count, in place of the hash of the first entry.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+pub(crate) struct RawDxCountLimit {
+    pub(crate) limit: U16,
+    pub(crate) count: U16,
+}
+
+/// On-disk entry.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+pub(crate) struct RawDxEntry {
+    pub(crate) hash: U32,
+    pub(crate) block: U32,
+}
+
+/// Returns a structure at `at` of a block, to change it; `None` beyond the block.
+pub(crate) fn view_mut<T>(block: &mut [u8], at: usize) -> Option<&mut T>
+where
+    T: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned,
+{
+    T::mut_from_prefix(block.get_mut(at..)?).ok().map(|(raw, _)| raw)
+}
 
 /// Root of an htree.
 #[derive(Clone, Copy, Debug)]

@@ -8,11 +8,46 @@
 
 pub(crate) mod edit;
 
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use super::checksum::Checksum;
 use super::{le16, le32, put32};
 use crate::{Error, FsBlock, InodeNumber, Result};
 
-const ENTRY_BYTES: usize = 16;
+const ENTRY_BYTES: usize = size_of::<RawXattrEntry>();
+
+/// On-disk entry, without its name.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+pub(crate) struct RawXattrEntry {
+    pub(crate) e_name_len: u8,
+    e_name_index: u8,
+    e_value_offs: U16,
+    pub(crate) e_value_inum: U32,
+    e_value_size: U32,
+    e_hash: U32,
+}
+
+impl RawXattrEntry {
+    /// Returns the entry at `at` of a list, to change it; `None` at the end of the list.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the entry is cut off.
+    pub(crate) fn view_mut(list: &mut [u8], at: usize) -> Result<Option<&mut Self>> {
+        let rest = list.get_mut(at..).unwrap_or_default();
+        if le32(rest, 0).is_none_or(|first| first == 0) {
+            return Ok(None);
+        }
+        let cut = Error::corrupt("extended attribute: entry");
+        Self::mut_from_prefix(rest).map(|(raw, _)| Some(raw)).map_err(|_| cut)
+    }
+
+    /// Returns the bytes of the entry with its name.
+    pub(crate) fn len_bytes(&self) -> usize {
+        ENTRY_BYTES.saturating_add(self.e_name_len.into()).next_multiple_of(4)
+    }
+}
 const MAGIC: u32 = 0xEA02_0000;
 const BLOCK_HEAD_BYTES: usize = 32;
 

@@ -11,8 +11,6 @@
 //! writes them as one journal transaction, so that a cut leaves all or nothing to be repeated.
 //! Law 2: a record is in memory only while it is replayed.
 
-#![allow(clippy::arithmetic_side_effects, reason = "counts records, and blocks of a checked log")]
-
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -105,6 +103,7 @@ fn fast_commit_blocks(log: &JournalFile) -> Range<u32> {
 /// # Errors
 /// [`Error::Unsupported`] for records that cannot be replayed here; [`Error::Corrupt`];
 /// [`Error::Io`].
+#[allow(clippy::arithmetic_side_effects, reason = "the divisor is at least 1")]
 pub(super) fn replay_fast_commits(
     disk: Arc<dyn Disk>,
     log: &JournalFile,
@@ -141,7 +140,7 @@ pub(super) fn replay_fast_commits(
             }
             let block = log.read(at)?;
             for record in parse_records(&block).take(saturating_usize(left)) {
-                left -= 1;
+                left = left.saturating_sub(1);
                 each(record?)?;
             }
         }

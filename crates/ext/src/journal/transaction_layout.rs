@@ -7,11 +7,6 @@
 //! Law: the block of a checksummed commit block is first zeroed. Only its first sector then differs
 //! from zeros, so a torn commit block is either complete or absent.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "counts blocks of a log that was checked, of fewer than 2^32 blocks"
-)]
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -52,7 +47,9 @@ pub(crate) struct TransactionLayout {
 pub(crate) fn log_blocks_needed(form: &JournalFormat, copies: usize, revokes: usize) -> u32 {
     let descriptors = copies.div_ceil(form.tags_per_descriptor().max(1));
     let revokes = revokes.div_ceil(form.revokes_per_block().max(1));
-    saturating_u32((copies + descriptors + revokes + 1) as u64)
+    saturating_u32(
+        copies.saturating_add(descriptors).saturating_add(revokes).saturating_add(1) as u64
+    )
 }
 
 /// Lays out a transaction from `head` on; the log must have [`log_blocks_needed`] free blocks.
@@ -91,7 +88,7 @@ impl TransactionLayout {
     fn advance(&mut self, log: &JournalFile) -> Result<u64> {
         let at = self.head;
         self.head = log.super_.next(at);
-        self.blocks += 1;
+        self.blocks = self.blocks.saturating_add(1);
         let place =
             log.volume_block(at).ok_or(Error::corrupt("journal: a block of it is nowhere"))?;
         Ok(place.0)

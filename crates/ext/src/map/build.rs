@@ -5,12 +5,8 @@
 //! ```
 //! With rising block numbers, the result is read sequentially.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with numbers of the builder's own, all far below their limits"
-)]
-
-use super::pointers::{IndirectPath, addresses_per_block, block_to_path};
+use super::pointers::{IndirectPath, block_to_path};
+use crate::format::indirect::{addresses_per_block, set_pointer_at};
 use crate::format::inode::{DIRECT_POINTERS, POINTERS};
 use crate::units::{saturating_u32, saturating_usize};
 
@@ -41,9 +37,10 @@ struct OpenIndirectBlock {
 }
 
 /// Returns the indirect blocks of a file with data in `runs` (first block, count; rising).
+#[allow(clippy::arithmetic_side_effects, reason = "a pointer spans a block or more")]
 pub(crate) fn indirect_blocks(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
     let fan_out = addresses_per_block(block_bytes);
-    let mut count = 0;
+    let mut count = 0u64;
     let mut start = u64::from(DIRECT_POINTERS);
     for levels in 1..=3u32 {
         let end = start.saturating_add(fan_out.saturating_pow(levels));
@@ -52,12 +49,17 @@ pub(crate) fn indirect_blocks(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
             let mut last = None;
             for &(from, blocks) in runs {
                 let low = u64::from(from).max(start);
-                let high = (u64::from(from) + u64::from(blocks)).min(end);
+                let high = u64::from(from).saturating_add(blocks.into()).min(end);
                 if low >= high {
                     continue;
                 }
-                let (first, final_) = ((low - start) / span, (high - 1 - start) / span);
-                count += final_ - first + u64::from(last != Some(first));
+                let (first, final_) = (
+                    low.saturating_sub(start) / span,
+                    high.saturating_sub(1).saturating_sub(start) / span,
+                );
+                count = count.saturating_add(
+                    final_.saturating_sub(first).saturating_add(u64::from(last != Some(first))),
+                );
                 last = Some(final_);
             }
         }
@@ -90,13 +92,14 @@ struct MapBuilder {
 }
 
 impl MapBuilder {
+    #[allow(clippy::arithmetic_side_effects, reason = "a block holds pointers")]
     fn map_block(&mut self, at: u32, next: &mut impl FnMut() -> Option<u32>) -> Option<()> {
         let fan_out = addresses_per_block(self.block_bytes);
         let IndirectPath { slot, levels, offset } = block_to_path(at.into(), fan_out)?;
         let mut above = None;
         for depth in (1..=levels).rev() {
             let nth = offset / fan_out.saturating_pow(depth);
-            let kept = self.open.get_mut(saturating_usize(u64::from(depth - 1)))?;
+            let kept = self.open.get_mut(saturating_usize(u64::from(depth.saturating_sub(1))))?;
             if let Some(open) = kept.filter(|open| (open.slot, open.nth) == (slot, nth)) {
                 above = Some(open.part);
                 continue;
@@ -113,9 +116,10 @@ impl MapBuilder {
         self.write_pointer(slot, above, offset % fan_out, block)?;
         match self.built.parts.last_mut() {
             Some(MapPart::Data { at: start, from, blocks })
-                if *start + u64::from(*blocks) == u64::from(block) && *from + *blocks == at =>
+                if start.saturating_add(u64::from(*blocks)) == u64::from(block)
+                    && from.saturating_add(*blocks) == at =>
             {
-                *blocks += 1;
+                *blocks = blocks.saturating_add(1);
             }
             _ => self.built.parts.push(MapPart::Data { at: block.into(), from: at, blocks: 1 }),
         }
@@ -137,13 +141,12 @@ impl MapBuilder {
         let MapPart::Indirect { pointers, .. } = self.built.parts.get_mut(part)? else {
             return None;
         };
-        let at = saturating_usize(nth).checked_mul(4)?;
-        pointers.get_mut(at..)?.get_mut(..4)?.copy_from_slice(&to.to_le_bytes());
-        Some(())
+        set_pointer_at(pointers, nth, to)
     }
 }
 
 /// Converts bytes `start..end` of a file to blocks: first and count.
+#[allow(clippy::arithmetic_side_effects, reason = "blocks have at least 1,024 bytes")]
 pub(crate) fn to_blocks(start: u64, end: u64, block_bytes: u32) -> (u32, u32) {
     let first = start / u64::from(block_bytes);
     let last = end.div_ceil(u64::from(block_bytes));

@@ -4,11 +4,6 @@
 //!   allocation     data d d d d .. | leaf leaf .. | node ..      (no node if the inode suffices)
 //! ```
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with numbers of the builder's own, all far below their limits"
-)]
-
 use super::build::{BuiltMap, MapPart};
 use crate::FsBlock;
 use crate::format::extent::{self, ENTRY_BYTES, Extent, ExtentIndex, INIT_MAX_LEN, ROOT_ENTRIES};
@@ -21,10 +16,10 @@ pub(crate) type DiskRun = (u64, u64);
 /// Returns the nodes below the root for so many extents.
 pub(crate) fn nodes_needed(extents: u64, block_bytes: u32) -> u64 {
     let room = u64::from(extent::max_entries_in_block(block_bytes));
-    let (mut entries, mut nodes) = (extents, 0);
+    let (mut entries, mut nodes) = (extents, 0u64);
     while entries > ROOT_ENTRIES.into() {
         entries = entries.div_ceil(room);
-        nodes += entries;
+        nodes = nodes.saturating_add(entries);
     }
     nodes
 }
@@ -53,8 +48,8 @@ pub(crate) fn extents_of_runs(
             }
             let here = u32::try_from(place.1).unwrap_or(u32::MAX).min(blocks);
             let count = append_extent(&mut extents, from, here, place.0);
-            place = (place.0 + u64::from(count), place.1 - u64::from(count));
-            (from, blocks) = (from + count, blocks - count);
+            place = (place.0.saturating_add(count.into()), place.1.saturating_sub(count.into()));
+            (from, blocks) = (from.saturating_add(count), blocks.saturating_sub(count));
         }
     }
     let rest = std::iter::once(place).chain(places).filter(|place| place.1 > 0);
@@ -65,11 +60,11 @@ pub(crate) fn extents_of_runs(
 fn append_extent(extents: &mut Vec<Extent>, from: u32, blocks: u32, start: u64) -> u32 {
     if let Some(last) = extents.last_mut()
         && last.end() == u64::from(from)
-        && last.start.0 + u64::from(last.blocks) == start
+        && last.start.0.saturating_add(last.blocks.into()) == start
         && last.blocks < INIT_MAX_LEN
     {
-        let count = blocks.min(INIT_MAX_LEN - last.blocks);
-        last.blocks += count;
+        let count = blocks.min(INIT_MAX_LEN.saturating_sub(last.blocks));
+        last.blocks = last.blocks.saturating_add(count);
         return count;
     }
     let blocks = blocks.min(INIT_MAX_LEN);
@@ -94,7 +89,7 @@ pub(crate) fn build_extent_map(
             blocks: extent.blocks,
         });
     }
-    let mut rest = rest.into_iter().flat_map(|(start, count)| start..start + count);
+    let mut rest = rest.into_iter().flat_map(|(start, count)| start..start.saturating_add(count));
     let (pointers, nodes) = build_extent_tree(&extents, block_bytes, &mut rest)?;
     built.pointers = pointers;
     built.parts.extend(nodes.into_iter().map(|(at, pointers)| MapPart::Indirect { at, pointers }));
@@ -127,7 +122,7 @@ pub(crate) fn build_extent_tree(
             above.push((from, ExtentIndex { from, node: FsBlock(at) }.encode()));
         }
         entries = above;
-        depth += 1;
+        depth = depth.saturating_add(1);
     }
     let mut root = [0; POINTERS * 4];
     extent::write_node(&mut root, depth, ROOT_ENTRIES, &encoded_entries(&entries));

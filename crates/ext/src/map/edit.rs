@@ -4,20 +4,13 @@
 //! written sequentially is on the device in reading order.
 //! Law 2: a walk ends whatever the pointers say: a block that is freed twice is damage.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with file blocks below 2^32 and places inside a block"
-)]
-
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use crate::alloc::AllocationRequest;
+use crate::format::indirect::{addresses_per_block, pointer_at, pointers, set_pointer_at};
 use crate::format::inode::{DIRECT_POINTERS, Inode};
-use crate::format::{le32, put32};
-use crate::map::pointers::{
-    IndirectPath, PointerLocation, Pointers, addresses_per_block, block_to_path,
-};
+use crate::map::pointers::{IndirectPath, PointerLocation, Pointers, block_to_path};
 use crate::map::{
     BlockLocation, BlockMap, EitherBlockMap, MapNode, MapSource, MapVisitor, SEGMENT_BLOCKS,
     SegmentKey,
@@ -146,12 +139,13 @@ struct MapPreloader {
 }
 
 impl MapVisitor for MapPreloader {
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn visit_run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         if let BlockLocation::Mapped(FsBlock(first)) = place {
-            let last = first + blocks.saturating_sub(1);
+            let last = first.saturating_add(blocks.saturating_sub(1));
             for group in first / self.per_group..=last / self.per_group {
                 if self.group_blocks.last().is_none_or(|last| last / self.per_group != group) {
-                    self.group_blocks.push(first.max(group * self.per_group));
+                    self.group_blocks.push(first.max(group.saturating_mul(self.per_group)));
                 }
             }
         }
@@ -162,7 +156,7 @@ impl MapVisitor for MapPreloader {
     }
 
     fn visit_node(&mut self, _: MapNode) -> bool {
-        self.nodes += 1;
+        self.nodes = self.nodes.saturating_add(1);
         true
     }
 }
@@ -180,7 +174,7 @@ impl Transaction<'_> {
             PointerLocation::Inode(slot) => self.read_slot(inode, |it| it.pointer(slot)),
             PointerLocation::Block(block, nth) => {
                 let bytes = self.block(block, self.map_role(inode)?)?;
-                Ok(le32(&bytes, saturating_usize(nth) * 4).unwrap_or(0))
+                Ok(pointer_at(&bytes, nth))
             }
         }
     }
@@ -197,7 +191,7 @@ impl Transaction<'_> {
             PointerLocation::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
             PointerLocation::Block(block, nth) => {
                 self.modify_block(block, self.map_role(inode)?, |bytes| {
-                    put32(bytes, saturating_usize(nth) * 4, to);
+                    let _ = set_pointer_at(bytes, nth, to);
                 })
             }
         }
@@ -260,6 +254,7 @@ impl Transaction<'_> {
     }
 
     /// Returns the location of the pointer to file block `at`, which is mapped.
+    #[allow(clippy::arithmetic_side_effects, reason = "a block holds pointers")]
     pub(crate) fn pointer_location(&self, inode: InodeNumber, at: u64) -> Result<PointerLocation> {
         struct Last(Option<FsBlock>);
         impl MapVisitor for Last {
@@ -275,7 +270,7 @@ impl Transaction<'_> {
         let IndirectPath { slot, offset, .. } =
             block_to_path(at, fan_out).ok_or(Error::TooLarge)?;
         let mut last = Last(None);
-        self.walk(inode, at..at + 1, &mut last)?;
+        self.walk(inode, at..at.saturating_add(1), &mut last)?;
         Ok(match last.0 {
             Some(block) => PointerLocation::Block(block, offset % fan_out),
             None => PointerLocation::Inode(slot),
@@ -284,6 +279,10 @@ impl Transaction<'_> {
 
     /// Returns the location of the pointer to file block `at`, and the number of pointers from
     /// there on; allocates missing indirect blocks above.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "a block holds pointers, and `below` ends at 1"
+    )]
     fn resolve_pointers(
         &mut self,
         inode: InodeNumber,
@@ -298,7 +297,7 @@ impl Transaction<'_> {
         };
         let mut place = PointerLocation::Inode(slot);
         if levels == 0 {
-            return Ok((place, u64::from(DIRECT_POINTERS) - slot as u64));
+            return Ok((place, u64::from(DIRECT_POINTERS).saturating_sub(slot as u64)));
         }
         let mut below = fan_out.saturating_pow(levels);
         loop {
@@ -312,7 +311,7 @@ impl Transaction<'_> {
                     is_for_extent_node: false,
                 };
                 let (start, _) = self.allocate_blocks(request)?;
-                *goal = start + 1;
+                *goal = start.saturating_add(1);
                 self.new_block(FsBlock(start), self.map_role(inode)?);
                 self.set_pointer(inode, place, FsBlock(start))?;
                 self.add_sectors(inode, 1)?;
@@ -325,21 +324,21 @@ impl Transaction<'_> {
             offset %= below;
             place = PointerLocation::Block(block, nth);
             if below == 1 {
-                return Ok((place, fan_out - nth));
+                return Ok((place, fan_out.saturating_sub(nth)));
             }
         }
     }
 
-    /// Preloads the map blocks and bitmaps for freeing the blocks of a file from `from` on.
-    pub(crate) fn preload_map(&mut self, inode: &Inode, from: u64) -> Result<()> {
+    /// Preloads the map blocks and bitmaps for freeing the blocks of a file in `range`.
+    pub(crate) fn preload_map(&mut self, inode: &Inode, range: Range<u64>) -> Result<()> {
         let super_ = &self.volume.super_;
         if !inode.has_map(super_) {
             return Ok(());
         }
-        let end = inode.size_bytes.div_ceil(super_.block_bytes.into());
+        let end = inode.size_bytes.div_ceil(super_.block_bytes.into()).min(range.end);
         let per_group = u64::from(super_.blocks_per_group);
         let mut look = MapPreloader { per_group, nodes: 0, group_blocks: vec![] };
-        self.walk_inode(inode, from..end, &mut look)?;
+        self.walk_inode(inode, range.start..end, &mut look)?;
         for block in look.group_blocks {
             self.preload_bitmap_of_block(block)?;
         }
@@ -403,12 +402,12 @@ impl Transaction<'_> {
                 leaf => leaf?,
             };
             let (place, room) = leaf;
-            let count = saturating_u32(room).min(end - at);
+            let count = saturating_u32(room).min(end.saturating_sub(at));
             match self.map_in_leaf(inode, place, (at, count), &mut goal, taking, &mut all) {
                 Err(Error::NoSpace) if !all.is_empty() => break,
                 done => done?,
             }
-            at += count;
+            at = at.saturating_add(count);
         }
         let taken: u32 = all.iter().filter(|run| run.is_new).map(|run| run.blocks).sum();
         if taken > 0 {
@@ -437,18 +436,19 @@ impl Transaction<'_> {
                 self.check_pointer(pointer, inode)?;
                 let follow = rest.iter().zip(pointer..).take_while(|(a, b)| **a == *b).count();
                 let blocks = saturating_u32(follow as u64);
-                let last = FsBlock(u64::from(pointer) + u64::from(blocks) - 1);
+                let last =
+                    FsBlock(u64::from(pointer).saturating_add(blocks.into()).saturating_sub(1));
                 if !self.volume.super_.is_valid_block(last) {
                     return Err(invalid_pointer_error(last, inode));
                 }
                 all.push(MappedRun {
-                    from: at + nth,
+                    from: at.saturating_add(nth),
                     blocks,
                     at: FsBlock(pointer.into()),
                     is_new: false,
                 });
-                *goal = u64::from(pointer) + u64::from(blocks);
-                nth += blocks;
+                *goal = u64::from(pointer).saturating_add(blocks.into());
+                nth = nth.saturating_add(blocks);
                 continue;
             }
             let want =
@@ -461,10 +461,15 @@ impl Transaction<'_> {
                 is_for_extent_node: false,
             })?;
             self.write_pointers(inode, place, nth, FsBlock(start).to_u32()?, blocks)?;
-            *goal = start + u64::from(blocks);
-            let run = MappedRun { from: at + nth, blocks, at: FsBlock(start), is_new: true };
+            *goal = start.saturating_add(blocks.into());
+            let run = MappedRun {
+                from: at.saturating_add(nth),
+                blocks,
+                at: FsBlock(start),
+                is_new: true,
+            };
             all.push(run);
-            nth += blocks;
+            nth = nth.saturating_add(blocks);
         }
         Ok(())
     }
@@ -477,13 +482,14 @@ impl Transaction<'_> {
     ) -> Result<Vec<u32>> {
         match place {
             PointerLocation::Inode(slot) => self.read_slot(inode, |it| {
-                (slot..slot + saturating_usize(count.into())).map(|nth| it.pointer(nth)).collect()
+                (slot..slot.saturating_add(saturating_usize(count.into())))
+                    .map(|nth| it.pointer(nth))
+                    .collect()
             }),
             PointerLocation::Block(block, nth) => {
                 let bytes = self.block(block, self.map_role(inode)?)?;
-                let places =
-                    saturating_usize(nth)..saturating_usize(nth) + saturating_usize(count.into());
-                Ok(places.map(|nth| le32(&bytes, nth * 4).unwrap_or(0)).collect())
+                let behind = pointers(&bytes).skip(saturating_usize(nth));
+                Ok(behind.take(saturating_usize(count.into())).collect())
             }
         }
     }
@@ -499,13 +505,17 @@ impl Transaction<'_> {
         match place {
             PointerLocation::Inode(slot) => self.change_slot(inode, |it| {
                 for nth in 0..count {
-                    it.set_pointer(slot + saturating_usize((skip + nth).into()), first + nth);
+                    it.set_pointer(
+                        slot.saturating_add(saturating_usize(skip.saturating_add(nth).into())),
+                        first.saturating_add(nth),
+                    );
                 }
             }),
             PointerLocation::Block(block, at) => {
                 self.modify_block(block, self.map_role(inode)?, |bytes| {
                     for nth in 0..count {
-                        put32(bytes, saturating_usize(at + u64::from(skip + nth)) * 4, first + nth);
+                        let nth_there = at.saturating_add(skip.into()).saturating_add(nth.into());
+                        let _ = set_pointer_at(bytes, nth_there, first.saturating_add(nth));
                     }
                 })
             }
@@ -518,17 +528,23 @@ impl Transaction<'_> {
         if let Some(before) = at.checked_sub(1)
             && let Some(block) = self.lookup_block(inode, before)?
         {
-            return Ok(block.0 + 1);
+            return Ok(block.0.saturating_add(1));
         }
         let first = self.read_slot(inode, |it| it.pointer(0))?;
         if first != 0 && at > 0 {
-            return Ok(u64::from(first) + u64::from(at));
+            return Ok(u64::from(first).saturating_add(at.into()));
         }
         let (group, _) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
     /// [`MapEditor::free_range`] of pointer maps.
+    ///
+    /// Not a visitor of the walk in `pointers`: a visitor is called while the map is read and has
+    /// no transaction, so it could only collect all runs and nodes, in memory as large as the map,
+    /// before the first is freed. This walk changes the tree on its way: it frees what is below a
+    /// block, then the block, whose parent is written once. Freed runs, and with them revokes, are
+    /// in this order.
     pub(super) fn unmap_pointers(
         &mut self,
         inode: InodeNumber,
@@ -547,13 +563,15 @@ impl Transaction<'_> {
         let mut start = u64::from(DIRECT_POINTERS);
         for levels in 1..=3u32 {
             let reach = fan_out.saturating_pow(levels);
-            let low = u64::from(from).max(start) - start;
-            let high = u64::from(end).min(start + reach).saturating_sub(start);
-            start += reach;
+            let low = u64::from(from).max(start).saturating_sub(start);
+            let high = u64::from(end).min(start.saturating_add(reach)).saturating_sub(start);
+            start = start.saturating_add(reach);
             if low >= high {
                 continue;
             }
-            let slot = saturating_usize(u64::from(DIRECT_POINTERS + levels - 1));
+            let slot = saturating_usize(u64::from(
+                DIRECT_POINTERS.saturating_add(levels).saturating_sub(1),
+            ));
             let pointer = self.read_slot(inode, |it| it.pointer(slot))?;
             if pointer == 0 {
                 continue;
@@ -571,6 +589,7 @@ impl Transaction<'_> {
 
     /// Clears the pointers from `low` to `high` below an indirect block; returns true if none is
     /// left.
+    #[allow(clippy::arithmetic_side_effects, reason = "a block holds pointers")]
     fn clear_tree(
         &mut self,
         inode: InodeNumber,
@@ -580,21 +599,21 @@ impl Transaction<'_> {
         freeing: &mut FreeBatch,
     ) -> Result<bool> {
         let fan_out = addresses_per_block(self.volume.super_.block_bytes);
-        let below = fan_out.saturating_pow(levels - 1);
+        let below = fan_out.saturating_pow(levels.saturating_sub(1));
         let bytes =
             self.block(block, self.map_role(inode)?).map_err(|error| error.with_inode(inode))?;
-        let whole = low == 0 && high >= below * fan_out;
+        let whole = low == 0 && high >= below.saturating_mul(fan_out);
         let mut cleared = Vec::new();
         for nth in low / below..high.div_ceil(below).min(fan_out) {
-            let pointer = le32(&bytes, saturating_usize(nth) * 4).unwrap_or(0);
+            let pointer = pointer_at(&bytes, nth);
             if pointer == 0 {
                 continue;
             }
-            let start = nth * below;
+            let start = nth.saturating_mul(below);
             let empty = levels == 1 || {
                 let child = self.check_pointer(pointer, inode)?;
-                let part = (low.saturating_sub(start), (high - start).min(below));
-                self.clear_tree(inode, child, levels - 1, part, freeing)?
+                let part = (low.saturating_sub(start), high.saturating_sub(start).min(below));
+                self.clear_tree(inode, child, levels.saturating_sub(1), part, freeing)?
             };
             if empty {
                 self.free_pointer(freeing, pointer)?;
@@ -609,7 +628,7 @@ impl Transaction<'_> {
         }
         self.modify_block(block, self.map_role(inode)?, |bytes| {
             for nth in cleared {
-                put32(bytes, saturating_usize(nth) * 4, 0);
+                let _ = set_pointer_at(bytes, nth, 0);
             }
             bytes.iter().all(|byte| *byte == 0)
         })
@@ -617,9 +636,11 @@ impl Transaction<'_> {
 
     fn free_pointer(&mut self, freeing: &mut FreeBatch, pointer: u32) -> Result<()> {
         let block = u64::from(pointer);
-        freeing.blocks += 1;
+        freeing.blocks = freeing.blocks.saturating_add(1);
         match &mut freeing.run {
-            Some((start, count)) if *start + u64::from(*count) == block => *count += 1,
+            Some((start, count)) if start.saturating_add(u64::from(*count)) == block => {
+                *count = count.saturating_add(1)
+            }
             run => {
                 if let Some((start, count)) = run.replace((block, 1)) {
                     self.free_blocks(start, count)?;
@@ -651,6 +672,7 @@ impl Transaction<'_> {
     }
 
     /// Invalidates the cached map segments of these blocks.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(crate) fn invalidate_map(&self, inode: InodeNumber, from: u32, end: u32) {
         let size = self.volume.node(inode).map_or(0, |it| it.size_bytes);
         let last = saturating_u32(size / u64::from(self.volume.super_.block_bytes)).min(end);

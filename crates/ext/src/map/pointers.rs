@@ -11,8 +11,8 @@ use std::ops::{ControlFlow, Range};
 
 use super::{BlockLocation, BlockMap, MapNode, MapSource, MapVisitor};
 use crate::blocks::role::Role;
+use crate::format::indirect::{addresses_per_block, pointer_at, pointers};
 use crate::format::inode::{DIRECT_POINTERS, POINTERS};
-use crate::format::le32;
 use crate::units::saturating_usize;
 use crate::{FileId, FsBlock, Result};
 
@@ -33,11 +33,6 @@ pub(crate) struct IndirectPath {
     pub(crate) levels: u32,
     /// Index of the block within that tree.
     pub(crate) offset: u64,
-}
-
-/// Returns the pointers per block: a power of two.
-pub(crate) fn addresses_per_block(block_bytes: u32) -> u64 {
-    u64::from(block_bytes / 4)
 }
 
 /// Returns the levels of indirect blocks below a pointer of the inode.
@@ -74,10 +69,6 @@ pub(crate) fn block_to_path(at: u64, fan_out: u64) -> Option<IndirectPath> {
 pub(crate) fn max_mapped_blocks(block_bytes: u32) -> u64 {
     let trees = (1..=3).map(|levels| span_blocks(levels, addresses_per_block(block_bytes)));
     trees.fold(u64::from(DIRECT_POINTERS), u64::saturating_add)
-}
-
-pub(crate) fn pointer_at(block: &[u8], nth: u64) -> u32 {
-    saturating_usize(nth).checked_mul(4).and_then(|at| le32(block, at)).unwrap_or(0)
 }
 
 /// The pointers of an inode, as the root of its map.
@@ -170,8 +161,7 @@ impl IndirectWalk<'_> {
             return Ok(self.visit.visit_run(from, blocks, BlockLocation::Damaged(block)));
         };
         if below == 0 {
-            let words = bytes.chunks_exact(4).map(|word| le32(word, 0).unwrap_or(0));
-            return Ok(self.visit_direct_pointers(words, first, from..to));
+            return Ok(self.visit_direct_pointers(pointers(&bytes), first, from..to));
         }
         let span = span_blocks(below, fan_out);
         let nth_of = |at: u64| at.saturating_sub(first).checked_div(span).unwrap_or(0);

@@ -33,7 +33,7 @@ impl DiskWriter<'_> {
     }
 
     pub(super) fn write_blocks(&self, at: u64, bytes: &[u8]) -> Result<Ticket> {
-        self.write_bytes(at * u64::from(self.block_bytes), bytes)
+        self.write_bytes(at.saturating_mul(self.block_bytes.into()), bytes)
     }
 
     /// Writes zeros in blocks `from..end`, unless the disk is zeroed.
@@ -41,15 +41,18 @@ impl DiskWriter<'_> {
         if self.target.zeroed {
             return Ok(());
         }
-        self.zero_bytes(from * u64::from(self.block_bytes), end * u64::from(self.block_bytes))
+        self.zero_bytes(
+            from.saturating_mul(self.block_bytes.into()),
+            end.saturating_mul(self.block_bytes.into()),
+        )
     }
 
     pub(super) fn zero_bytes(&self, from: u64, end: u64) -> Result<()> {
         let mut at = from;
         while at < end {
-            let len = (end - at).min(REQUEST_BYTES);
+            let len = end.saturating_sub(at).min(REQUEST_BYTES);
             self.submit(at, Block::private(saturating_usize(len)))?;
-            at += len;
+            at = at.saturating_add(len);
         }
         Ok(())
     }

@@ -56,7 +56,7 @@ fn plan_smallest_with_free_share<'a>(
             Err(error) => return Err(error),
         };
         let free = u128::from(free_bytes);
-        let missing = (len * part / PPM).saturating_sub(free);
+        let missing = (len.saturating_mul(part) / PPM).saturating_sub(free);
         if missing == 0 {
             return plan_smallest(options, tree, free_bytes);
         }
@@ -66,8 +66,11 @@ fn plan_smallest_with_free_share<'a>(
         }
         // Added free space enlarges the volume, and thus the free share and the metadata; the next
         // iteration corrects for that.
-        let more = (missing * PPM).div_ceil(PPM - part).max(len / MIN_GROWTH_DIVISOR);
-        free_bytes = u64::try_from(free + more).unwrap_or(u64::MAX);
+        let more = missing
+            .saturating_mul(PPM)
+            .div_ceil(PPM.saturating_sub(part))
+            .max(len / MIN_GROWTH_DIVISOR);
+        free_bytes = u64::try_from(free.saturating_add(more)).unwrap_or(u64::MAX);
     }
     Err(FormatError::Misuse(
         "so much of a volume does not stay free: tables and what is reserved (-m) take the rest"

@@ -32,6 +32,7 @@ const LINK_MAX: u32 = 65_000;
 
 /// Writes bitmaps, inode tables and the backups of all groups. Returns the superblock of group 0,
 /// which is not written. `hidden` are the maps of the system files.
+#[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
 pub(super) fn write_groups(
     plan: &VolumePlan<'_>,
     mapped: &[MappedInode],
@@ -45,20 +46,22 @@ pub(super) fn write_groups(
     let mut by_inode: Vec<usize> = (0..plan.placed.len()).collect();
     by_inode.sort_unstable_by_key(|nth| plan.placed.get(*nth).map(|placed| placed.inode));
     let mut inodes = &by_inode[..];
-    let table_len = saturating_usize(super_.descriptor_blocks().into()) * layout.block_len();
+    let table_len =
+        saturating_usize(super_.descriptor_blocks().into()).saturating_mul(layout.block_len());
     let mut descriptors = vec![0; table_len];
-    let mut free_clusters = 0;
+    let mut free_clusters = 0u64;
     let mut gathered = WriteBatch::default();
     for number in 0..super_.groups {
-        let last = (u64::from(number) + 1) * u64::from(super_.inodes_per_group);
+        let last = (u64::from(number) + 1).saturating_mul(super_.inodes_per_group.into());
         let inode_of = |nth: &usize| plan.placed.get(*nth).map_or(0, |placed| placed.inode);
         let here = inodes.partition_point(|nth| u64::from(inode_of(nth)) <= last);
         let (mine, later) = inodes.split_at(here);
         inodes = later;
         let (group, bitmaps) = build_group(plan, number, mine);
-        free_clusters += u64::from(group.free_clusters);
+        free_clusters = free_clusters.saturating_add(group.free_clusters.into());
         let per_block = super_.descriptors_per_block();
-        let block = saturating_usize(u64::from(number / per_block)) * layout.block_len();
+        let block =
+            saturating_usize(u64::from(number / per_block)).saturating_mul(layout.block_len());
         let block = descriptors.get_mut(block..).unwrap_or_default();
         group.write_table_locations(block, number % per_block, super_).map_err(unfit)?;
         group.write(block, number % per_block, super_, GroupNumber(number)).map_err(unfit)?;
@@ -66,7 +69,7 @@ pub(super) fn write_groups(
         for (at, bitmap) in [(group.block_bitmap, blocks), (group.inode_bitmap, used)] {
             match bitmap {
                 Some(bitmap) => gathered.add_write(at.0, bitmap.0),
-                None => writer.zero_blocks(at.0, at.0 + 1)?,
+                None => writer.zero_blocks(at.0, at.0.saturating_add(1))?,
             }
         }
         let table = inode_table(plan, number, mine, mapped, hidden).map_err(unfit)?;
@@ -74,7 +77,8 @@ pub(super) fn write_groups(
         let end = group.inode_table.offset(super_.inode_table_blocks().into());
         gathered.add_write(group.inode_table.0, table);
         writer.zero_blocks(written.0, end.0)?;
-        let is_last_of_flex = (number + 1).is_multiple_of(layout.options.groups_per_flex());
+        let is_last_of_flex =
+            number.saturating_add(1).is_multiple_of(layout.options.groups_per_flex());
         if is_last_of_flex || gathered.bytes >= MAX_UNWRITTEN_BYTES {
             gathered.write(layout, writer)?;
         }
@@ -91,6 +95,7 @@ pub(super) fn write_groups(
 }
 
 /// Writes the head of a group; for group 0 without the superblock.
+#[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
 fn write_copies(
     layout: &Layout,
     number: u32,
@@ -107,8 +112,8 @@ fn write_copies(
     if !layout.has_meta_bg() {
         bytes.extend(descriptors);
     }
-    let at = if number > 0 { start } else { start + 1 };
-    let end = at + (bytes.len() / layout.block_len()) as u64;
+    let at = if number > 0 { start } else { start.saturating_add(1) };
+    let end = at.saturating_add((bytes.len() / layout.block_len()) as u64);
     if !bytes.is_empty() {
         writer.write_blocks(at, &bytes)?;
     }
@@ -116,7 +121,10 @@ fn write_copies(
         return Ok(());
     }
     if number > 0 {
-        return writer.zero_blocks(end, layout.group_start(number) + layout.backup_blocks(number));
+        return writer.zero_blocks(
+            end,
+            layout.group_start(number).saturating_add(layout.backup_blocks(number)),
+        );
     }
     let unfit = |_| FormatError::Misuse("the descriptors' reserve lies beyond 32 bits".into());
     let reserve = reserved_gdt::reserved_gdt_blocks(layout).map_err(unfit)?;
@@ -134,11 +142,14 @@ fn write_meta_descriptors(
 ) -> Result<()> {
     let per_block = layout.super_.descriptors_per_block();
     for (nth, block) in (0u32..).zip(descriptors.chunks(layout.block_len())) {
-        let first = nth * per_block;
-        for number in first..(first + per_block).min(layout.super_.groups) {
+        let first = nth.saturating_mul(per_block);
+        for number in first..first.saturating_add(per_block).min(layout.super_.groups) {
             if layout.has_meta_descriptors(number) {
                 let has_super = layout.super_.has_superblock(GroupNumber(number));
-                writer.write_blocks(layout.backup_start(number) + u64::from(has_super), block)?;
+                writer.write_blocks(
+                    layout.backup_start(number).saturating_add(has_super.into()),
+                    block,
+                )?;
             }
         }
     }
@@ -153,10 +164,10 @@ fn superblock(
     hidden: &[BuiltMap],
 ) -> RawSuperblock {
     let mut raw = plan.layout.raw.clone();
-    let mut used = plan.placed.len() as u64 - 1 + RESERVED_INODES;
+    let mut used = (plan.placed.len() as u64).saturating_sub(1).saturating_add(RESERVED_INODES);
     for (hidden, built) in plan.system_files.iter().zip(hidden) {
         if u64::from(hidden.inode) > RESERVED_INODES {
-            used += 1;
+            used = used.saturating_add(1);
         }
         match hidden.purpose {
             SystemFileKind::Value(_) => {}
@@ -165,7 +176,8 @@ fn superblock(
             SystemFileKind::Quota(QuotaType::Group) => raw.s_grp_quota_inum = hidden.inode.into(),
             SystemFileKind::Quota(QuotaType::Project) => raw.s_prj_quota_inum = hidden.inode.into(),
             SystemFileKind::Journal(_) => {
-                let size = u64::from(hidden.blocks) * u64::from(plan.layout.super_.block_bytes);
+                let size =
+                    u64::from(hidden.blocks).saturating_mul(plan.layout.super_.block_bytes.into());
                 let words =
                     built.pointers.into_iter().chain([saturating_u32(size >> 32), low_u32(size)]);
                 for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
@@ -177,14 +189,14 @@ fn superblock(
     raw.s_mmp_block = plan.mmp_block.into();
     // Cannot fail: the layout bounds the counts.
     let _ = raw.set_free(
-        free_clusters * plan.layout.cluster_blocks(),
-        u64::from(plan.layout.super_.inodes) - used,
+        free_clusters.saturating_mul(plan.layout.cluster_blocks()),
+        u64::from(plan.layout.super_.inodes).saturating_sub(used),
     );
     let counts = ReadOnlyCompatible::EXT4_ONLY;
     if plan.layout.options.read_only_compatible.intersects(counts)
         || plan.layout.options.groups_per_flex() > 1
     {
-        raw.s_kbytes_written = (1 + plan.data_bytes() / 1024).into();
+        raw.s_kbytes_written = (plan.data_bytes() / 1024).saturating_add(1).into();
     }
     if number > 0 {
         // A backup does not record how the volume was unmounted.
@@ -200,6 +212,7 @@ fn low_u32(value: u64) -> u32 {
 }
 
 /// Returns the descriptor of a group, and its block and inode bitmaps if needed.
+#[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
 fn build_group(
     plan: &VolumePlan<'_>,
     number: u32,
@@ -210,10 +223,10 @@ fn build_group(
     let (start, end) = (layout.group_start(number), layout.group_end(number));
     let ratio = layout.cluster_blocks();
     let mut blocks = BitmapBuilder::all_set(layout.block_len());
-    let mut free = 0;
+    let mut free = 0u64;
     for (from, stop) in plan.space.between(start, end) {
         blocks.clear((from - start) / ratio, (stop - start) / ratio);
-        free += (stop - from) / ratio;
+        free = free.saturating_add((stop - from) / ratio);
     }
     let inodes = GroupInodes::from_plan(plan, number, mine);
     let tables = plan.tables.get(saturating_usize(number.into())).copied().unwrap_or_default();
@@ -236,10 +249,11 @@ fn build_group(
             2 + u64::from(super_.inode_table_blocks())
         };
         // Contiguous with clusters, too.
-        let least = (layout.backup_blocks(number) + own).div_ceil(ratio);
-        let is_last = number + 1 == super_.groups;
-        is_needed = [is_last || free + least < (end - start) / ratio, inodes.last > 0];
-        group.unused_inodes = super_.inodes_per_group - saturating_u32(inodes.last);
+        let least = layout.backup_blocks(number).saturating_add(own).div_ceil(ratio);
+        let is_last = number.saturating_add(1) == super_.groups;
+        is_needed =
+            [is_last || free.saturating_add(least) < (end - start) / ratio, inodes.last > 0];
+        group.unused_inodes = super_.inodes_per_group.saturating_sub(saturating_u32(inodes.last));
         group.flags = group_flags::INODE_ZEROED;
         for (is_needed, flag) in
             is_needed.into_iter().zip([group_flags::BLOCK_UNINIT, group_flags::INODE_UNINIT])
@@ -268,20 +282,24 @@ struct GroupInodes {
 impl GroupInodes {
     fn from_plan(plan: &VolumePlan<'_>, number: u32, mine: &[usize]) -> Self {
         let per_group = u64::from(plan.layout.super_.inodes_per_group);
-        let first = u64::from(number) * per_group + 1;
+        let first = u64::from(number).saturating_mul(per_group).saturating_add(1);
         let mut bitmap = BitmapBuilder::all_set(plan.layout.block_len());
         bitmap.clear(0, per_group);
         // The root is one of the ten. A group may have only eight inodes.
         let reserved = (RESERVED_INODES + 1).saturating_sub(first).min(per_group);
         bitmap.set(0, reserved);
-        let mut inodes =
-            Self { bitmap, free: per_group - reserved, directories: 0, last: reserved };
+        let mut inodes = Self {
+            bitmap,
+            free: per_group.saturating_sub(reserved),
+            directories: 0,
+            last: reserved,
+        };
         let mut take = |inode: u32| {
-            let nth = u64::from(inode) - first;
+            let nth = u64::from(inode).saturating_sub(first);
             if u64::from(inode) > RESERVED_INODES {
-                inodes.bitmap.set(nth, nth + 1);
-                inodes.free -= 1;
-                inodes.last = inodes.last.max(nth + 1);
+                inodes.bitmap.set(nth, nth.saturating_add(1));
+                inodes.free = inodes.free.saturating_sub(1);
+                inodes.last = inodes.last.max(nth.saturating_add(1));
             }
         };
         for hidden in plan.system_files.iter().filter(|it| is_in_group(it.inode, first, per_group))
@@ -301,7 +319,7 @@ impl GroupInodes {
 }
 
 fn is_in_group(inode: u32, first: u64, per_group: u64) -> bool {
-    (first..first + per_group).contains(&u64::from(inode))
+    (first..first.saturating_add(per_group)).contains(&u64::from(inode))
 }
 
 /// Returns the inode table of a group, up to the block of its last nonzero inode.
@@ -316,7 +334,7 @@ fn inode_table(
     let super_ = &layout.super_;
     let inode_bytes = saturating_usize(super_.inode_bytes.into());
     let per_group = u64::from(super_.inodes_per_group);
-    let first = u64::from(number) * per_group + 1;
+    let first = u64::from(number).saturating_mul(per_group).saturating_add(1);
     let mut slots: Vec<(u32, Vec<u8>)> = vec![];
     if first <= RESERVED_INODES {
         let has_sums = super_.checksum_seed.is_some();
@@ -341,7 +359,8 @@ fn inode_table(
     slots.sort_by_key(|slot| slot.0);
     let mut bytes: Vec<u8> = vec![];
     for (inode, slot) in slots {
-        let at = saturating_usize(u64::from(inode) - first) * inode_bytes;
+        let at =
+            saturating_usize(u64::from(inode).saturating_sub(first)).saturating_mul(inode_bytes);
         bytes.resize(at, 0);
         bytes.extend(slot);
     }
@@ -383,7 +402,9 @@ fn encode_inode(plan: &VolumePlan<'_>, placed: &NodePlacement, mapped: &MappedIn
         gid: node.gid,
         size_bytes: mapped.size_bytes,
         links: u16::try_from(links).unwrap_or(1),
-        sectors: placed.allocated_blocks(&plan.layout) * u64::from(super_.block_bytes / 512),
+        sectors: placed
+            .allocated_blocks(&plan.layout)
+            .saturating_mul(u64::from(super_.block_bytes / 512)),
         flags: mapped.flags,
         pointers: mapped.pointers,
         accessed: node.accessed,
@@ -408,19 +429,22 @@ struct WriteBatch {
 impl WriteBatch {
     fn add_write(&mut self, at: u64, bytes: Vec<u8>) {
         if !bytes.is_empty() {
-            self.bytes += bytes.len() as u64;
+            self.bytes = self.bytes.saturating_add(bytes.len() as u64);
             self.parts.push((at, bytes));
         }
     }
 
     /// Writes all blocks; waits now and then, so that memory is bounded.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn write(&mut self, layout: &Layout, writer: &DiskWriter<'_>) -> Result<()> {
         let mut parts = std::mem::take(&mut self.parts);
         parts.sort_unstable_by_key(|part| part.0);
         let mut runs: Vec<(u64, Vec<u8>)> = vec![];
         for (at, bytes) in parts {
             match runs.last_mut() {
-                Some((start, run)) if *start + (run.len() / layout.block_len()) as u64 == at => {
+                Some((start, run))
+                    if start.saturating_add((run.len() / layout.block_len()) as u64) == at =>
+                {
                     run.extend(bytes);
                 }
                 _ => runs.push((at, bytes)),
@@ -460,13 +484,13 @@ impl BitmapBuilder {
         let mut bit = from;
         while bit < end {
             let Some(byte) = self.0.get_mut(saturating_usize(bit / 8)) else { return };
-            if bit.is_multiple_of(8) && end - bit >= 8 {
+            if bit.is_multiple_of(8) && end.saturating_sub(bit) >= 8 {
                 *byte = value;
-                bit += 8;
+                bit = bit.saturating_add(8);
             } else {
                 let mask = 1 << (bit % 8);
                 *byte = *byte & !mask | value & mask;
-                bit += 1;
+                bit = bit.saturating_add(1);
             }
         }
     }

@@ -17,19 +17,19 @@ const FIRST_PART_BYTES: usize = POINTER_BYTES - ENTRIES_AT;
 
 /// Returns the attribute bytes in the inode needed for contents of this length.
 pub(super) fn xattr_bytes_needed(len: u64) -> u64 {
-    ENTRY_BYTES + len.saturating_sub(POINTER_BYTES as u64).next_multiple_of(4)
+    ENTRY_BYTES.saturating_add(len.saturating_sub(POINTER_BYTES as u64).next_multiple_of(4))
 }
 
 /// Returns the inline size of a directory with names of these lengths.
 pub(super) fn inline_directory_bytes(names: impl Iterator<Item = usize>) -> u64 {
-    let (mut first, mut rest) = (0, 0u64);
+    let (mut first, mut rest) = (0usize, 0u64);
     for record in names.map(min_rec_len) {
-        match rest == 0 && first + record <= FIRST_PART_BYTES {
-            true => first += record,
-            false => rest += record as u64,
+        match rest == 0 && first.saturating_add(record) <= FIRST_PART_BYTES {
+            true => first = first.saturating_add(record),
+            false => rest = rest.saturating_add(record as u64),
         }
     }
-    POINTER_BYTES as u64 + rest
+    (POINTER_BYTES as u64).saturating_add(rest)
 }
 
 /// Builds the inline directory of these names in `parent`.

@@ -30,7 +30,7 @@ pub(super) struct JournalSizes {
 
 impl JournalSizes {
     pub(super) fn total_blocks(self) -> u32 {
-        self.log + self.fast
+        self.log.saturating_add(self.fast)
     }
 }
 
@@ -39,6 +39,10 @@ pub(super) const MIN_VOLUME_BLOCKS: u64 = 2048;
 
 /// Returns the journal sizes of a volume of `blocks` blocks; `None` without a journal, or if the
 /// volume is too small.
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "mebibytes have 32 bits, and blocks are not empty"
+)]
 pub(super) fn journal_sizes(
     options: &FormatOptions,
     blocks: u64,
@@ -83,6 +87,7 @@ fn default_blocks(blocks: u64) -> u32 {
 
 /// Returns the journal blocks, without fast commits, for a journal added to an existing volume. The
 /// error text names the reason for none.
+#[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
 pub(crate) fn journal_blocks_for_mib(
     mib: Option<u32>,
     volume: u64,

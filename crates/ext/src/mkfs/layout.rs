@@ -120,12 +120,13 @@ impl GroupDivision {
         self.blocks.saturating_sub(self.first_data_block.into())
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn descriptor_blocks(&self, groups: u64) -> u64 {
         groups.div_ceil(u64::from(self.block_bytes / self.descriptor_bytes))
     }
 
     fn table_blocks(&self) -> u64 {
-        let bytes = u64::from(self.inodes_per_group) * u64::from(self.inode_bytes);
+        let bytes = u64::from(self.inodes_per_group).saturating_mul(self.inode_bytes.into());
         bytes.div_ceil(self.block_bytes.into())
     }
 
@@ -133,17 +134,24 @@ impl GroupDivision {
     fn last_overhead(&self) -> u64 {
         let has_copies = match self.backups {
             Some(backups) => backups >= if self.groups == 2 { 1 } else { 2 },
-            None => !self.sparse || is_sparse_backup(self.groups - 1),
+            None => !self.sparse || is_sparse_backup(self.groups.saturating_sub(1)),
         };
         let table = self.descriptor_blocks(self.groups.into());
-        let copies = if has_copies { 1 + table + u64::from(self.reserved_gdt_blocks) } else { 0 };
-        copies + 2 + self.table_blocks()
+        let copies = if has_copies {
+            table.saturating_add(1).saturating_add(self.reserved_gdt_blocks.into())
+        } else {
+            0
+        };
+        copies.saturating_add(2).saturating_add(self.table_blocks())
     }
 
     /// Returns the metadata blocks of a group with all structures.
     fn max_overhead(&self) -> u64 {
         let table = if self.meta { 1 } else { self.descriptor_blocks(self.groups.into()) };
-        3 + table + u64::from(self.reserved_gdt_blocks) + self.table_blocks()
+        table
+            .saturating_add(3)
+            .saturating_add(self.reserved_gdt_blocks.into())
+            .saturating_add(self.table_blocks())
     }
 
     /// Sets the reserved GDT blocks. If descriptors would fill most of a group, none are reserved
@@ -164,7 +172,9 @@ impl GroupDivision {
             let reserve = asked.filter(|asked| *asked > 0).unwrap_or(grown);
             self.reserved_gdt_blocks = saturating_u32(reserve).min(self.block_bytes / 4);
         }
-        if u64::from(self.reserved_gdt_blocks) + table > u64::from(self.per_group) * 3 / 4 {
+        if u64::from(self.reserved_gdt_blocks).saturating_add(table)
+            > u64::from(self.per_group) * 3 / 4
+        {
             (self.meta, self.resize, self.reserved_gdt_blocks) = (true, false, 0);
         }
     }
@@ -172,7 +182,7 @@ impl GroupDivision {
     /// Returns the groups of the two backups of `sparse_super2`.
     fn backup_groups(&self) -> [u32; 2] {
         let Some(backups) = self.backups else { return [0; 2] };
-        let last = self.groups - 1;
+        let last = self.groups.saturating_sub(1);
         let first = if backups >= 1 { last.min(1) } else { 0 };
         let second = if backups >= 2 && last != first { last } else { 0 };
         [first.min(second), first.max(second)]
@@ -180,20 +190,21 @@ impl GroupDivision {
 
     /// Divides `inodes` among the groups: whole blocks, a multiple of eight, and at least eight.
     /// Returns false if a group would need more than its bitmap holds.
+    #[allow(clippy::arithmetic_side_effects, reason = "an inode is no larger than a block")]
     fn distribute_inodes(&mut self, inodes: u32) -> bool {
         let share = inodes.div_ceil(self.groups.max(1));
         if share > self.block_bytes.saturating_mul(8) {
             return false;
         }
         let per_block = self.block_bytes / self.inode_bytes;
-        let mut share = share.min(65536 - per_block);
+        let mut share = share.min(65_536u32.saturating_sub(per_block));
         loop {
             self.inodes_per_group = (share.next_multiple_of(per_block) & !7).max(8);
-            let all = u64::from(self.inodes_per_group) * u64::from(self.groups);
+            let all = u64::from(self.inodes_per_group).saturating_mul(self.groups.into());
             if all <= u32::MAX.into() || share <= 8 {
                 return true;
             }
-            share -= 1;
+            share = share.saturating_sub(1);
         }
     }
 }
@@ -204,6 +215,7 @@ impl Layout {
     /// # Errors
     /// [`FormatError::TooSmall`], [`FormatError::TooLarge`], [`FormatError::TooManyInodes`],
     /// [`FormatError::LargeJournal`], and [`FormatError::Misuse`] for invalid options.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     pub fn new(options: &FormatOptions, size_bytes: u64) -> Result<Self> {
         let ResolvedOptions { block_bytes, ratio, inodes } = resolve_options(options, size_bytes)?;
         let blocks = size_bytes / u64::from(block_bytes);
@@ -216,7 +228,7 @@ impl Layout {
         let inodes = match inodes {
             InodeCount::Count(count) => count,
             InodeCount::PerBytes(bytes) => {
-                let len = blocks * u64::from(block_bytes);
+                let len = blocks.saturating_mul(block_bytes.into());
                 match len / u64::from(bytes.max(1)) {
                     // The volume is smaller than the step: mke2fs falls back to 4096.
                     0 => saturating_u32(len / 4096),
@@ -230,7 +242,7 @@ impl Layout {
         }
         // The reserved inodes, lost+found and one file.
         let inodes = inodes.max(RESERVED_INODES + 2);
-        let asked = blocks * u64::from(options.reserved_ppm) / 1_000_000;
+        let asked = blocks.saturating_mul(options.reserved_ppm.into()) / 1_000_000;
         let mut reserved = asked;
         let mut division = GroupDivision {
             block_bytes,
@@ -247,7 +259,7 @@ impl Layout {
                 && blocks <= u64::from(u32::MAX),
             resize_blocks: options.resize_blocks,
             ratio,
-            blocks: blocks / u64::from(ratio) * u64::from(ratio),
+            blocks: (blocks / u64::from(ratio)).saturating_mul(ratio.into()),
             per_group: clusters_per_group(block_bytes, ratio).checked_mul(ratio).ok_or_else(
                 || FormatError::Misuse("-C: a group would have too many blocks".into()),
             )?,
@@ -266,18 +278,18 @@ impl Layout {
                 if division.per_group < 256 || options.has_clusters() {
                     return Err(FormatError::TooManyInodes(inodes));
                 }
-                division.per_group -= 8;
+                division.per_group = division.per_group.saturating_sub(8);
                 division.blocks = blocks;
                 continue;
             }
             division.set_reserved_gdt_blocks();
             let last = division.blocks_in_groups() % per_group;
             let overhead = division.last_overhead();
-            if last > 0 && last < overhead + MIN_LAST_GROUP_BLOCKS {
+            if last > 0 && last < overhead.saturating_add(MIN_LAST_GROUP_BLOCKS) {
                 if division.groups == 1 {
                     return Err(too_small);
                 }
-                division.blocks -= last;
+                division.blocks = division.blocks.saturating_sub(last);
                 let part = u128::from(asked) * u128::from(division.blocks) / u128::from(blocks);
                 reserved = u64::try_from(part).unwrap_or(asked);
                 continue;
@@ -299,6 +311,7 @@ impl Layout {
         Self::from_division(options, &division, reserved)
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn from_division(
         options: &FormatOptions,
         division: &GroupDivision,
@@ -326,17 +339,17 @@ impl Layout {
         let low = |count: u64| crate::format::low32(count);
         let high = |count: u64| crate::format::low32(count >> 32);
         let mut raw = RawSuperblock::new_zeroed();
-        let inodes = division.inodes_per_group * division.groups;
+        let inodes = division.inodes_per_group.saturating_mul(division.groups);
         raw.s_inodes_count = inodes.into();
         raw.s_blocks_count_lo = low(division.blocks).into();
         raw.s_blocks_count_hi = high(division.blocks).into();
         raw.s_r_blocks_count_lo = low(reserved).into();
         raw.s_r_blocks_count_hi = high(reserved).into();
-        raw.s_free_inodes_count = (inodes - RESERVED_INODES).into();
+        raw.s_free_inodes_count = inodes.saturating_sub(RESERVED_INODES).into();
         raw.s_first_data_block = division.first_data_block.into();
-        raw.s_log_block_size = (division.block_bytes.trailing_zeros() - 10).into();
+        raw.s_log_block_size = division.block_bytes.trailing_zeros().saturating_sub(10).into();
         raw.s_log_cluster_size =
-            (raw.s_log_block_size.get() + division.ratio.trailing_zeros()).into();
+            raw.s_log_block_size.get().saturating_add(division.ratio.trailing_zeros()).into();
         raw.s_blocks_per_group = division.per_group.into();
         raw.s_clusters_per_group = (division.per_group / division.ratio).into();
         raw.s_inodes_per_group = division.inodes_per_group.into();
@@ -423,7 +436,7 @@ impl Layout {
         // Like mke2fs, it drops bits above 32; the kernel then counts itself.
         let overhead_blocks = low(overhead.saturating_add(journal_blocks));
         raw.s_overhead_blocks = overhead_blocks.into();
-        raw.set_free(free, u64::from(inodes - RESERVED_INODES)).map_err(sane)?;
+        raw.set_free(free, u64::from(inodes.saturating_sub(RESERVED_INODES))).map_err(sane)?;
         (super_.free_blocks, super_.overhead_clusters) = (free, overhead_blocks);
         let layout = Self { options: options.clone(), super_, raw, journal };
         layout.check_journal_fits()?;
@@ -438,7 +451,7 @@ impl Layout {
         if self.options.groups_per_flex() > 1 {
             // mke2fs checks before these tables are allocated.
             let tables = u64::from(self.super_.inode_table_blocks()) + 2;
-            free += tables * u64::from(self.super_.groups);
+            free = free.saturating_add(tables.saturating_mul(self.super_.groups.into()));
         }
         match u64::from(sizes.total_blocks()) > free / 2 {
             true => Err(FormatError::LargeJournal(sizes.total_blocks())),
@@ -452,13 +465,17 @@ impl Layout {
         let guard = u64::from(self.options.incompatible.contains(Incompatible::MMP));
         let file = |blocks: u32| self.blocks_with_map(blocks);
         let journal = self.journal.map_or(0, |sizes| file(sizes.total_blocks()));
-        (reserve + guard) * self.cluster_blocks() + journal + self.orphan_blocks().map_or(0, file)
+        reserve
+            .saturating_add(guard)
+            .saturating_mul(self.cluster_blocks())
+            .saturating_add(journal)
+            .saturating_add(self.orphan_blocks().map_or(0, file))
     }
 
     /// Returns the blocks of a contiguous file, with its map.
     pub(super) fn blocks_with_map(&self, blocks: u32) -> u64 {
         self.round_to_clusters(blocks.into())
-            + self.map_blocks(&[(0, blocks)]) * self.cluster_blocks()
+            .saturating_add(self.map_blocks(&[(0, blocks)]).saturating_mul(self.cluster_blocks()))
     }
 
     /// Returns the blocks for `bytes`.
@@ -504,7 +521,8 @@ impl Layout {
     ) -> Option<BuiltMap> {
         let block_bytes = self.super_.block_bytes;
         if !self.options.has_extents() {
-            let mut blocks = places.iter().flat_map(|(from, count)| *from..*from + *count);
+            let mut blocks =
+                places.iter().flat_map(|(from, count)| *from..from.saturating_add(*count));
             let mut next = || blocks.next().and_then(|block| u32::try_from(block).ok());
             return build_indirect_map(runs, block_bytes, &mut next);
         }
@@ -548,8 +566,10 @@ impl Layout {
     pub(super) fn backup_blocks(&self, group: u32) -> u64 {
         if self.has_meta_bg() {
             let has_super = self.super_.has_superblock(GroupNumber(group));
-            let before = self.backup_start(group) - self.group_start(group);
-            return before + u64::from(has_super) + u64::from(self.has_meta_descriptors(group));
+            let before = self.backup_start(group).saturating_sub(self.group_start(group));
+            return before
+                .saturating_add(has_super.into())
+                .saturating_add(u64::from(self.has_meta_descriptors(group)));
         }
         self.super_.backup_blocks(GroupNumber(group))
     }
@@ -568,13 +588,15 @@ impl Layout {
 
     /// Returns true if a group holds a copy of its meta group's descriptors: the first two groups
     /// and the last one do.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     pub(super) fn has_meta_descriptors(&self, group: u32) -> bool {
         let per_block = self.super_.descriptors_per_block();
         let nth = group % per_block;
-        nth <= 1 || nth == per_block - 1
+        nth <= 1 || nth == per_block.saturating_sub(1)
     }
 
     /// Returns the group of a block.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     pub(super) fn group_of(&self, block: u64) -> u32 {
         let first = u64::from(self.super_.first_data_block);
         saturating_u32(block.saturating_sub(first) / u64::from(self.super_.blocks_per_group))
@@ -586,12 +608,13 @@ impl Layout {
     }
 
     /// Returns the minimum blocks of lost+found.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     pub(super) fn lost_found_blocks(&self) -> u64 {
         let blocks = (LOST_FOUND_BYTES / self.super_.block_bytes).clamp(2, 12);
         // With inline data, mke2fs creates it inline, and its first growth only converts it to a
         // block.
         let leaves = self.options.incompatible.contains(Incompatible::INLINE_DATA);
-        u64::from(blocks - u32::from(leaves))
+        u64::from(blocks.saturating_sub(u32::from(leaves)))
     }
 
     /// Returns the block numbers per block.
@@ -616,7 +639,7 @@ pub(crate) fn orphan_blocks(blocks: u64) -> u32 {
 /// Returns mke2fs's clusters per group.
 fn clusters_per_group(block_bytes: u32, ratio: u32) -> u32 {
     let is_huge = ratio > 1 && block_bytes.saturating_mul(ratio) >= HUGE_CLUSTER_BYTES;
-    let bytes = if is_huge { block_bytes - 1 } else { block_bytes };
+    let bytes = if is_huge { block_bytes.saturating_sub(1) } else { block_bytes };
     bytes.saturating_mul(8).min(MAX_BLOCKS_PER_GROUP)
 }
 
@@ -629,6 +652,7 @@ struct ResolvedOptions {
 }
 
 /// Checks the options and applies the defaults.
+#[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
 fn resolve_options(options: &FormatOptions, size_bytes: u64) -> Result<ResolvedOptions> {
     let misuse = |text: String| Err(FormatError::Misuse(text));
     let (default_block, default_ratio) = default_block_bytes_and_ratio(size_bytes);
@@ -686,6 +710,7 @@ fn resolve_options(options: &FormatOptions, size_bytes: u64) -> Result<ResolvedO
 }
 
 /// Returns the blocks per cluster.
+#[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
 fn cluster_blocks(options: &FormatOptions, block_bytes: u32) -> Result<u32> {
     let misuse = |text: &str| Err(FormatError::Misuse(text.to_owned()));
     match options.cluster_bytes {

@@ -11,6 +11,7 @@
 
 mod clusters;
 mod cursor;
+mod goals;
 mod measure;
 
 use std::collections::HashMap;
@@ -105,8 +106,8 @@ impl NodePlacement {
     /// Returns the blocks in `i_blocks`: with the map, the attributes, their values, and whole
     /// clusters.
     pub(super) fn allocated_blocks(&self, layout: &Layout) -> u64 {
-        let attributes = u64::from(self.xattr_block != 0) * layout.cluster_blocks();
-        self.blocks + attributes + self.value_blocks
+        let attributes = u64::from(self.xattr_block != 0).saturating_mul(layout.cluster_blocks());
+        self.blocks.saturating_add(attributes).saturating_add(self.value_blocks)
     }
 }
 
@@ -123,7 +124,7 @@ impl VolumePlan<'_> {
 
     /// Returns the bytes of blocks of system files, mostly the journal.
     pub fn system_file_bytes(&self) -> u64 {
-        self.system_file_blocks * u64::from(self.layout.super_.block_bytes)
+        self.system_file_blocks.saturating_mul(self.layout.super_.block_bytes.into())
     }
 
     pub(super) fn runs_of_node(&self, placed: &NodePlacement) -> &[DiskRun] {
@@ -211,7 +212,7 @@ fn smallest_for_block_size<'a>(
             Err(FormatError::NoBlocks { .. } | FormatError::NoTables)
                 if missed < 1 << MAX_SIZE_ATTEMPTS =>
             {
-                missed = (missed * 2).max(1);
+                missed = missed.saturating_mul(2).max(1);
             }
             done => return done,
         }
@@ -245,6 +246,7 @@ pub fn plan_for_size<'a>(
     })
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
 fn smallest_layout(
     options: &FormatOptions,
     tree: &Tree,
@@ -256,7 +258,7 @@ fn smallest_layout(
     // The needs of a tree depend only on the sizes of blocks and inodes.
     let any = FormatOptions { inodes: InodeCount::Default, ..options.clone() };
     let needs = measure_tree(&Layout::new(&any, PROBE_VOLUME_BYTES)?, tree)?;
-    let inodes = wanted_inodes(&needs) + LOST_FOUND_INODE;
+    let inodes = wanted_inodes(&needs).saturating_add(LOST_FOUND_INODE);
     let ratio = super::layout::default_ratio(needs.blocks.saturating_mul(block_bytes));
     // By default, free space gets inodes, too.
     let spare = match options.inodes {
@@ -267,7 +269,7 @@ fn smallest_layout(
     let tables = u64::from(inodes) * u64::from(options.inode_bytes) / block_bytes;
     // Sizes aligned to pages, for memory maps.
     let step = (4096 / block_bytes).max(1);
-    let mut blocks = (needs.blocks + tables).max(64).next_multiple_of(step);
+    let mut blocks = needs.blocks.saturating_add(tables).max(64).next_multiple_of(step);
     if options.compatible.contains(Compatible::HAS_JOURNAL) {
         // The journal was requested.
         blocks = blocks.max(journal::MIN_VOLUME_BLOCKS);
@@ -280,7 +282,7 @@ fn smallest_layout(
                 | FormatError::TooManyInodes(_)
                 | FormatError::LargeJournal(_),
             ) => {
-                blocks += blocks.div_ceil(64).next_multiple_of(step);
+                blocks = blocks.saturating_add(blocks.div_ceil(64).next_multiple_of(step));
                 continue;
             }
             Err(error) => return Err(error),
@@ -295,7 +297,9 @@ fn smallest_layout(
                 InodeCount::Count(count) => {
                     options.inodes = InodeCount::Count(count.saturating_add(8))
                 }
-                InodeCount::PerBytes(_) => blocks += blocks.div_ceil(64).next_multiple_of(step),
+                InodeCount::PerBytes(_) => {
+                    blocks = blocks.saturating_add(blocks.div_ceil(64).next_multiple_of(step))
+                }
                 // More than this size gets by default: use the tree's count.
                 InodeCount::Default => options.inodes = InodeCount::Count(inodes),
             }
@@ -349,9 +353,9 @@ pub(super) fn data_runs(what: &NodeKind, block_bytes: u32) -> Vec<(u32, u32)> {
                     map::to_blocks(*start, (*end).min(*size_bytes), block_bytes);
                 // Two data ranges may share a block.
                 if let Some((last, count)) = runs.last()
-                    && let Some(overlap) = (last + count).checked_sub(from)
+                    && let Some(overlap) = last.saturating_add(*count).checked_sub(from)
                 {
-                    from += overlap.min(blocks);
+                    from = from.saturating_add(overlap.min(blocks));
                     blocks = blocks.saturating_sub(overlap);
                 }
                 if blocks > 0 {
@@ -382,7 +386,7 @@ pub(super) fn directory_format_of(layout: &Layout) -> DirectoryFormat {
             .then(|| NameHash::of_version(version, false, seed))
             .flatten()
             .map(|hash| (hash, version)),
-        levels: 1 + u8::from(options.incompatible.contains(Incompatible::LARGEDIR)),
+        levels: u8::from(options.incompatible.contains(Incompatible::LARGEDIR)).saturating_add(1),
     }
 }
 
@@ -419,7 +423,7 @@ fn place_tree(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<Vo
         return Err(too_few_inodes_error(&layout, &needs));
     }
     let hidden_blocks = needs.system_file_blocks(&layout);
-    let needed = needs.blocks + hidden_blocks;
+    let needed = needs.blocks.saturating_add(hidden_blocks);
     // Later checks use this error, too, so that a wrong estimate cannot panic.
     let too_few = || FormatError::NoBlocks { needed, free, block_bytes };
     if needed > free {
@@ -471,7 +475,7 @@ fn place_tree(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<Vo
         tables,
         space,
         directory_format: directory_format_of(&layout),
-        data_bytes: in_tree * u64::from(block_bytes),
+        data_bytes: in_tree.saturating_mul(block_bytes.into()),
         system_file_blocks: hidden_blocks,
         layout,
     })
@@ -499,12 +503,16 @@ impl<'a> VolumePlacer<'a> {
     fn place_system_files(&mut self) -> Option<()> {
         let super_ = &self.layout.super_;
         if self.layout.options.compatible.contains(Compatible::RESIZE_INODE) {
-            let own = self.layout.backup_blocks(0) + 2 + u64::from(super_.inode_table_blocks());
-            let goal = u64::from(super_.first_data_block) + own;
+            let own = self
+                .layout
+                .backup_blocks(0)
+                .saturating_add(2)
+                .saturating_add(super_.inode_table_blocks().into());
+            let goal = u64::from(super_.first_data_block).saturating_add(own);
             self.resize_dind_block = self.allocate_block_from(goal)?;
         }
         if let Some(sizes) = self.layout.journal {
-            let goal = journal_goal(self.layout, &self.blocks.space);
+            let goal = goals::journal_goal(self.layout, &self.blocks.space);
             self.place_system_file(
                 SystemFileKind::Journal(sizes),
                 journal::JOURNAL_INODE,
@@ -558,9 +566,9 @@ impl<'a> VolumePlacer<'a> {
 
     /// Allocates the next inode for a system file.
     fn next_system_inode(&mut self) -> u32 {
-        self.next_inode += 1;
+        self.next_inode = self.next_inode.saturating_add(1);
         self.inodes_left = self.inodes_left.saturating_sub(1);
-        self.next_inode - 1
+        self.next_inode.saturating_sub(1)
     }
 
     fn place_system_file(
@@ -573,7 +581,7 @@ impl<'a> VolumePlacer<'a> {
         let runs = [(0, blocks)];
         let mut count = self.layout.round_to_clusters(blocks.into());
         if !self.layout.options.has_extents() {
-            count += self.layout.map_blocks(&runs);
+            count = count.saturating_add(self.layout.map_blocks(&runs));
         }
         let mut places = self.blocks.allocate_from(goal, count)?;
         let mut owned = count;
@@ -588,8 +596,8 @@ impl<'a> VolumePlacer<'a> {
             // Like mke2fs, nodes go right before the file, if they fit there.
             let before = places.first().map_or(goal, |first| first.0.saturating_sub(1));
             let ratio = self.layout.cluster_blocks();
-            owned += nodes * ratio;
-            let of_nodes = self.blocks.allocate_from(before, nodes * ratio)?;
+            owned = owned.saturating_add(nodes.saturating_mul(ratio));
+            let of_nodes = self.blocks.allocate_from(before, nodes.saturating_mul(ratio))?;
             // Nodes do not use the rest of the file's last cluster.
             places = truncate_runs(places, blocks.into());
             places.extend(cluster_starts(&of_nodes, ratio));
@@ -615,8 +623,8 @@ impl<'a> VolumePlacer<'a> {
                     self.align_cursors();
                 }
                 self.inodes_left = self.inodes_left.saturating_sub(1);
-                self.next_inode += 1;
-                self.next_inode - 1
+                self.next_inode = self.next_inode.saturating_add(1);
+                self.next_inode.saturating_sub(1)
             }
         };
         *self.inodes.get_mut(saturating_usize(placed.node.into()))? = placed.inode;
@@ -631,15 +639,18 @@ impl<'a> VolumePlacer<'a> {
             let data = self.allocate_data(node, placed)?;
             let nodes = self.count_extent_nodes(&data, first)?;
             let mut of_nodes = vec![];
-            self.blocks.allocate(nodes * ratio, &mut of_nodes)?;
+            self.blocks.allocate(nodes.saturating_mul(ratio), &mut of_nodes)?;
             self.runs.extend(cluster_starts(&of_nodes, ratio));
-            let owned: u64 = touched_clusters(&data, ratio).iter().map(|run| run.1 * ratio).sum();
-            placed.blocks = owned + nodes * ratio;
+            let owned: u64 =
+                touched_clusters(&data, ratio).iter().map(|run| run.1.saturating_mul(ratio)).sum();
+            placed.blocks = owned.saturating_add(nodes.saturating_mul(ratio));
         } else {
             self.blocks.allocate(placed.blocks, &mut self.runs)?;
         }
-        placed.runs =
-            (saturating_u32(first as u64), saturating_u32((self.runs.len() - first) as u64));
+        placed.runs = (
+            saturating_u32(first as u64),
+            saturating_u32(self.runs.len().saturating_sub(first) as u64),
+        );
         let rest = node.attributes.get(saturating_usize(placed.in_body.into())..)?;
         if !rest.is_empty() {
             placed.xattr_block = self.allocate_xattr_block(rest)?;
@@ -665,7 +676,8 @@ impl<'a> VolumePlacer<'a> {
         }
         let touched = touched_clusters(&runs, ratio);
         let mut taken = vec![];
-        self.blocks.allocate(touched.iter().map(|run| run.1 * ratio).sum(), &mut taken)?;
+        self.blocks
+            .allocate(touched.iter().map(|run| run.1.saturating_mul(ratio)).sum(), &mut taken)?;
         self.runs.extend(runs_in_clusters(&runs, &touched, &taken, ratio)?);
         Some(runs)
     }
@@ -682,7 +694,7 @@ impl<'a> VolumePlacer<'a> {
             self.shareable_blocks.get(attributes).and_then(|nth| self.shared.get_mut(*nth))
             && shared.owners < XATTR_REFCOUNT_MAX
         {
-            shared.owners += 1;
+            shared.owners = shared.owners.saturating_add(1);
             return Some(shared.at);
         }
         let mut runs = vec![];
@@ -696,14 +708,15 @@ impl<'a> VolumePlacer<'a> {
     }
 
     /// Advances the lagging cursor (inodes or blocks) to the other cursor's flex group.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn align_cursors(&mut self) {
         let flex = self.layout.options.groups_per_flex();
         let per_flex = self.layout.super_.inodes_per_group.saturating_mul(flex);
-        let inode_flex = (self.next_inode - 1) / per_flex;
+        let inode_flex = self.next_inode.saturating_sub(1) / per_flex;
         let block_flex = self.layout.group_of(self.blocks.next) / flex;
         if block_flex > inode_flex {
             let target = block_flex.saturating_mul(per_flex).saturating_add(1);
-            let left = self.layout.super_.inodes.saturating_sub(target - 1);
+            let left = self.layout.super_.inodes.saturating_sub(target.saturating_sub(1));
             if left >= self.inodes_left {
                 self.next_inode = target;
             }
@@ -711,38 +724,4 @@ impl<'a> VolumePlacer<'a> {
             self.blocks.advance_to(self.layout.group_start(inode_flex.saturating_mul(flex)));
         }
     }
-}
-
-/// Returns the block where the search for journal space begins. With extents this is the emptiest
-/// group near the middle of the volume; without them it is the start of the volume.
-fn journal_goal(layout: &Layout, space: &FreeRanges) -> u64 {
-    let options = &layout.options;
-    if !options.has_extents() {
-        return 0;
-    }
-    if options.packed_meta_blocks && options.groups_per_flex() > 1 {
-        return options.journal.at.unwrap_or(0);
-    }
-    if let Some(at) = options.journal.at {
-        return at;
-    }
-    let groups = layout.super_.groups;
-    let first_data_block = u64::from(layout.super_.first_data_block);
-    let middle = layout.group_of((layout.super_.blocks - first_data_block) / 2);
-    let free = |group: u32| space.free_in(layout.group_start(group), layout.group_end(group));
-    let flex = options.groups_per_flex();
-    let start = if flex > 1 && middle > flex {
-        let first = middle & !(flex - 1);
-        (first..groups).find(|group| free(*group) > 0).unwrap_or(0)
-    } else {
-        middle.saturating_sub(1)
-    };
-    let end = if flex > 1 && middle > flex { start + 1 } else { middle + 1 };
-    let mut best = start;
-    for group in start + 1..=end.min(groups - 1) {
-        if free(group) > free(best) {
-            best = group;
-        }
-    }
-    layout.group_start(best)
 }

@@ -65,9 +65,11 @@ impl SystemFile {
             mode: 0o100600,
             uid,
             gid,
-            size_bytes: self.size_bytes.unwrap_or(u64::from(self.blocks) * block_bytes),
+            size_bytes: self
+                .size_bytes
+                .unwrap_or(u64::from(self.blocks).saturating_mul(block_bytes)),
             links: 1,
-            sectors: self.owned * (block_bytes / 512),
+            sectors: self.owned.saturating_mul(block_bytes / 512),
             flags: of_map | fixed,
             pointers: built.pointers,
             accessed: now,
@@ -127,7 +129,11 @@ pub(super) fn quota_file_order(
                 && count == u64::from(blocks)
                 && blocks <= DIRECT_POINTERS =>
         {
-            vec![(start, 1), (start + count - 1, 1), (start + 1, count - 2)]
+            vec![
+                (start, 1),
+                (start.saturating_add(count).saturating_sub(1), 1),
+                (start.saturating_add(1), count.saturating_sub(2)),
+            ]
         }
         _ => places,
     }

@@ -27,7 +27,7 @@ const MAX_VALUE_BYTES: usize = 64 << 10;
 pub(super) fn system_inodes_before_ea_inodes(options: &FormatOptions) -> u32 {
     let has_orphans = options.compatible.contains(Compatible::ORPHAN_FILE);
     let has_projects = options.quota_kinds().any(|kind| kind == QuotaType::Project);
-    u32::from(has_orphans) + u32::from(has_projects)
+    u32::from(has_orphans).saturating_add(u32::from(has_projects))
 }
 
 /// Returns how many attributes go into the inode, if the others fit in one block.
@@ -46,7 +46,8 @@ pub(super) fn move_values_to_ea_inodes(layout: &Layout, tree: &mut Tree) {
     if !layout.options.incompatible.contains(Incompatible::EA_INODE) {
         return;
     }
-    let first = LOST_FOUND_INODE + 1 + system_inodes_before_ea_inodes(&layout.options);
+    let first =
+        (LOST_FOUND_INODE + 1).saturating_add(system_inodes_before_ea_inodes(&layout.options));
     for id in reachable_nodes(tree) {
         loop {
             let nth = saturating_u32(tree.values.len() as u64);
@@ -81,7 +82,12 @@ fn reachable_nodes(tree: &Tree) -> BTreeSet<NodeId> {
 pub(super) fn count_ea_inodes(attributes: &[NewXattr], layout: &Layout) -> (u32, u64) {
     let lens = attributes.iter().filter_map(NewXattr::ea_inode).map(|it| it.len);
     lens.fold((0, 0), |(count, blocks), len| {
-        (count + 1, blocks + layout.round_to_clusters(layout.blocks_for_bytes(len.into()).into()))
+        (
+            count.saturating_add(1),
+            blocks.saturating_add(
+                layout.round_to_clusters(layout.blocks_for_bytes(len.into()).into()),
+            ),
+        )
     })
 }
 

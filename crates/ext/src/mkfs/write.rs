@@ -93,14 +93,16 @@ fn write_system_files(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<
             };
             let mut zeros_from = at;
             for nth in 0..blocks {
-                let place = at + u64::from(nth);
-                if let Some(bytes) = hidden.encode_block(layout, &bytes, from + nth, place) {
+                let place = at.saturating_add(nth.into());
+                if let Some(bytes) =
+                    hidden.encode_block(layout, &bytes, from.saturating_add(nth), place)
+                {
                     writer.zero_blocks(zeros_from, place)?;
                     writer.write_blocks(place, &bytes)?;
-                    zeros_from = place + 1;
+                    zeros_from = place.saturating_add(1);
                 }
             }
-            writer.zero_blocks(zeros_from, at + u64::from(blocks))?;
+            writer.zero_blocks(zeros_from, at.saturating_add(blocks.into()))?;
         }
         maps.push(built);
     }
@@ -143,10 +145,10 @@ fn write_contents(
         while !failed.load(Ordering::Relaxed) {
             let request = producer.lock().next();
             let Some(request) = request else { break };
-            let bytes = request.blocks * u64::from(writer.block_bytes);
+            let bytes = request.blocks.saturating_mul(writer.block_bytes.into());
             let at = request.at;
             let block = read_request_contents(plan, contents, request)?;
-            let ticket = writer.submit(at * u64::from(writer.block_bytes), block)?;
+            let ticket = writer.submit(at.saturating_mul(writer.block_bytes.into()), block)?;
             (writer.target.progress)(bytes);
             throttle(writer, &windows, ticket, bytes)?;
         }
@@ -199,7 +201,7 @@ fn write_deferred(
     let block_bytes = u64::from(writer.block_bytes);
     later.sort_unstable_by_key(|run| (run.source, run.at_bytes));
     let mut batch: Vec<Write> = vec![];
-    let mut held = 0;
+    let mut held = 0u64;
     let mut before = None;
     for run in later {
         let read = |at_bytes: u64, room: &mut [u8]| {
@@ -228,15 +230,15 @@ fn write_deferred(
         };
         let mut done = 0;
         while done < run.len_bytes {
-            let len = (run.len_bytes - done).min(REQUEST_BYTES);
+            let len = run.len_bytes.saturating_sub(done).min(REQUEST_BYTES);
             let mut memory =
                 PrivateBuffer::new(saturating_usize(len.next_multiple_of(block_bytes)));
             let Some(room) = memory.get_mut(..saturating_usize(len)) else { break };
-            read(run.at_bytes + done, room)?;
-            held += memory.len() as u64;
-            let at_bytes = at * block_bytes + done;
+            read(run.at_bytes.saturating_add(done), room)?;
+            held = held.saturating_add(memory.len() as u64);
+            let at_bytes = at.saturating_mul(block_bytes).saturating_add(done);
             batch.push(Write { at_bytes, block: memory.into() });
-            done += len;
+            done = done.saturating_add(len);
             if held >= SOURCE_BATCH_BYTES {
                 writer.write_batch(std::mem::take(&mut batch), &mut before)?;
                 held = 0;
@@ -253,7 +255,7 @@ struct InFlightWindow(u64, Option<Ticket>);
 impl InFlightWindow {
     /// Counts bytes; once the window has `most` bytes, returns the previous window's ticket.
     fn advance(&mut self, most: u64, ticket: Ticket, bytes: u64) -> Option<Ticket> {
-        self.0 += bytes;
+        self.0 = self.0.saturating_add(bytes);
         if self.0 < most {
             return None;
         }
@@ -295,9 +297,12 @@ fn read_request_contents(
     request: WriteRequest,
 ) -> Result<Block> {
     let block_bytes = u64::from(plan.layout.super_.block_bytes);
-    let mut memory = PrivateBuffer::new(saturating_usize(request.blocks * block_bytes));
+    let mut memory =
+        PrivateBuffer::new(saturating_usize(request.blocks.saturating_mul(block_bytes)));
     for (nth, what) in request.parts {
-        let Some(room) = memory.get_mut(saturating_usize(nth * block_bytes)..) else { continue };
+        let Some(room) = memory.get_mut(saturating_usize(nth.saturating_mul(block_bytes))..) else {
+            continue;
+        };
         match what {
             RequestContents::Bytes(bytes) => {
                 if let Some(room) = room.get_mut(..bytes.len()) {
@@ -348,6 +353,7 @@ impl<'a> RequestProducer<'a> {
     }
 
     /// Returns the next request: parts adjacent on disk, up to the request size.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn next(&mut self) -> Option<WriteRequest> {
         let most = REQUEST_BYTES / u64::from(self.plan.layout.super_.block_bytes);
         self.map_next_node();
@@ -356,17 +362,21 @@ impl<'a> RequestProducer<'a> {
         loop {
             self.map_next_node();
             let Some((start, blocks, what)) = self.parts.pop_front() else { break };
-            let room = most - request.blocks;
-            if start != request.at + request.blocks || room == 0 {
+            let room = most.saturating_sub(request.blocks);
+            if start != request.at.saturating_add(request.blocks) || room == 0 {
                 self.parts.push_front((start, blocks, what));
                 break;
             }
             let taken = blocks.min(room);
             let (now, later) = self.split_contents(what, taken, blocks);
             request.parts.push((request.blocks, now));
-            request.blocks += taken;
+            request.blocks = request.blocks.saturating_add(taken);
             if let Some(later) = later {
-                self.parts.push_front((start + taken, blocks - taken, later));
+                self.parts.push_front((
+                    start.saturating_add(taken),
+                    blocks.saturating_sub(taken),
+                    later,
+                ));
             }
         }
         Some(request)
@@ -382,7 +392,7 @@ impl<'a> RequestProducer<'a> {
         if taken >= blocks {
             return (what, None);
         }
-        let cut = taken * u64::from(self.plan.layout.super_.block_bytes);
+        let cut = taken.saturating_mul(self.plan.layout.super_.block_bytes.into());
         match what {
             RequestContents::Bytes(mut bytes) => {
                 let later = bytes.split_off(saturating_usize(cut).min(bytes.len()));
@@ -393,7 +403,7 @@ impl<'a> RequestProducer<'a> {
                     RequestContents::Contents { node, at_bytes, len_bytes: len_bytes.min(cut) };
                 let later = RequestContents::Contents {
                     node,
-                    at_bytes: at_bytes + cut,
+                    at_bytes: at_bytes.saturating_add(cut),
                     len_bytes: len_bytes.saturating_sub(cut),
                 };
                 (now, Some(later))
@@ -405,7 +415,7 @@ impl<'a> RequestProducer<'a> {
     fn map_next_node(&mut self) {
         while self.parts.is_empty() {
             let Some(placed) = self.plan.placed.get(self.next) else { return };
-            self.next += 1;
+            self.next = self.next.saturating_add(1);
             let mapped = self.map_node(placed);
             self.has_failed |= mapped.is_none();
             self.mapped.push(mapped.unwrap_or_default());
@@ -438,6 +448,7 @@ impl<'a> RequestProducer<'a> {
     }
 
     /// Maps a node and queues its parts; `None` if it has too few blocks.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn map_node(&mut self, placed: &NodePlacement) -> Option<MappedInode> {
         let block_bytes = self.plan.layout.super_.block_bytes;
         let mapping = if self.plan.layout.options.has_extents() { flags::EXTENTS } else { 0 };
@@ -507,8 +518,9 @@ impl<'a> RequestProducer<'a> {
             let (at, blocks, what) = match part {
                 MapPart::Indirect { at, pointers } => (at, 1, RequestContents::Bytes(pointers)),
                 MapPart::Data { at, from, blocks } => {
-                    let start = u64::from(from) * u64::from(block_bytes);
-                    let end = start + u64::from(blocks) * u64::from(block_bytes);
+                    let start = u64::from(from).saturating_mul(block_bytes.into());
+                    let end =
+                        start.saturating_add(u64::from(blocks).saturating_mul(block_bytes.into()));
                     (at, blocks, fill(start, end))
                 }
             };
@@ -537,7 +549,7 @@ impl<'a> RequestProducer<'a> {
         if let Some(shared) = self.plan.shared.get(self.shared)
             && shared.at == placed.xattr_block
         {
-            self.shared += 1;
+            self.shared = self.shared.saturating_add(1);
             let block_bytes = self.plan.layout.super_.block_bytes;
             let mut bytes = encode_block(&shared.attributes, block_bytes, shared.owners);
             if let Some(seed) = self.plan.layout.super_.checksum_seed {
@@ -562,7 +574,8 @@ fn directory_bytes(plan: &VolumePlan<'_>, placed: &NodePlacement) -> (Vec<u8>, b
     );
     let mut bytes = built.bytes;
     if placed.inode == super::LOST_FOUND_INODE && !built.indexed {
-        let least = saturating_usize(plan.layout.lost_found_blocks()) * plan.layout.block_len();
+        let least = saturating_usize(plan.layout.lost_found_blocks())
+            .saturating_mul(plan.layout.block_len());
         while bytes.len() < least {
             bytes.extend(DirBlockBuilder::new(shape).finish());
         }
@@ -588,8 +601,8 @@ fn count_tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32, Quo
             QuotaType::Group => node.gid,
             QuotaType::Project => 0,
         };
-        let bytes = placed.allocated_blocks(layout) * block_bytes;
-        let inodes = 1 + i64::from(placed.ea_inodes);
+        let bytes = placed.allocated_blocks(layout).saturating_mul(block_bytes);
+        let inodes = i64::from(placed.ea_inodes).saturating_add(1);
         let usage = QuotaUsage { inodes, bytes: bytes.cast_signed() };
         let sum = all.entry(id).or_default();
         *sum = sum.plus(usage);

@@ -4,19 +4,14 @@
 //!   inode 7 ─▶ dind block: a pointer per reserved block of group 0 ─▶ its copies in other groups
 //! ```
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with block numbers of a checked superblock, far below 2^64"
-)]
-
 use draconis_types::Time;
 
 use super::{OfflineVolume, PlannedVolume, inode_location};
 use crate::format::features::Compatible;
+use crate::format::indirect::{addresses_per_block, pointer_at, set_pointer_at};
 use crate::format::inode::set_checksum;
 use crate::format::inode_slot::{InodeSlot, InodeTime};
 use crate::format::superblock::Superblock;
-use crate::format::{le32, put32};
 use crate::redo_log::RedoLog;
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
@@ -48,21 +43,22 @@ pub(crate) fn resize_dind_block(
     }
     let pointers = redo.read_old(top, 1)?;
     for (place, block) in reserved_gdt_blocks(super_) {
-        if le32(&pointers, place) != Some(block.to_u32()?) {
+        if pointer_at(&pointers, place) != block.to_u32()? {
             return Err(damaged);
         }
     }
     Ok(Some(top))
 }
 
-/// Iterates over the reserved blocks of group 0, each with its pointer's offset in the
+/// Iterates over the reserved blocks of group 0, each with its pointer's index in the
 /// double-indirect block: its number among all descriptor blocks, modulo the capacity.
-fn reserved_gdt_blocks(super_: &Superblock) -> impl Iterator<Item = (usize, FsBlock)> + use<> {
+#[allow(clippy::arithmetic_side_effects, reason = "the divisor is at least 1")]
+fn reserved_gdt_blocks(super_: &Superblock) -> impl Iterator<Item = (u64, FsBlock)> + use<> {
     let table = super_.location().0.offset(1);
-    let fan_out = u64::from(super_.block_bytes) / 4;
+    let fan_out = addresses_per_block(super_.block_bytes);
     let first = u64::from(super_.descriptor_blocks());
-    let end = first + u64::from(super_.reserved_descriptor_blocks);
-    (first..end).map(move |nth| (saturating_usize(nth % fan_out.max(1)) * 4, table.offset(nth)))
+    let end = first.saturating_add(super_.reserved_descriptor_blocks.into());
+    (first..end).map(move |nth| (nth % fan_out.max(1), table.offset(nth)))
 }
 
 /// Rewrites the resize inode for the planned superblock; `top` is its double-indirect block. If the
@@ -82,10 +78,13 @@ pub(crate) fn rewrite(
     let starts: Vec<FsBlock> = copies.map(|group| super_.group_start(group)).collect();
     let reserved = u64::from(super_.reserved_descriptor_blocks);
     // Each counts as a cluster, as in e2fsprogs and the kernel.
-    let sectors_each = block_bytes / 512 * u64::from(super_.cluster_blocks);
-    let sectors = (reserved * (starts.len() as u64 + 1) + 1) * sectors_each;
+    let sectors_each = (block_bytes / 512).saturating_mul(super_.cluster_blocks.into());
+    let sectors = reserved
+        .saturating_mul((starts.len() as u64).saturating_add(1))
+        .saturating_add(1)
+        .saturating_mul(sectors_each);
     let change = |bytes: &mut [u8]| -> Result<()> {
-        let bytes = bytes.get_mut(at..at + len).unwrap_or_default();
+        let bytes = bytes.get_mut(at..at.saturating_add(len)).unwrap_or_default();
         let mut slot = InodeSlot::from_bytes(bytes)?;
         if is_there {
             slot.set_pointer(DIND_POINTER, top.to_u32()?);
@@ -105,8 +104,8 @@ pub(crate) fn rewrite(
     let mut pointers = vec![0; saturating_usize(block_bytes)];
     let first = super_.group_start(GroupNumber(0)).0;
     for (place, block) in reserved_gdt_blocks(super_) {
-        let _ = put32(&mut pointers, place, block.to_u32()?);
-        let nth = block.0 - first;
+        let _ = set_pointer_at(&mut pointers, place, block.to_u32()?);
+        let nth = block.0.saturating_sub(first);
         let mut of_copies = vec![];
         for start in &starts {
             of_copies.extend(start.offset(nth).to_u32()?.to_le_bytes());

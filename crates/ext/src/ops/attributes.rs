@@ -295,6 +295,18 @@ impl Transaction<'_> {
                 Err(error) => return Err(error),
             }
         }
+        let (group, _) = self.writer.groups.locate_inode_bit(number).ok_or(Error::NotFound)?;
+        let goal = self.volume.super_.group_start(GroupNumber(group)).0;
+        // The bitmaps that are needed after the first change.
+        if !same
+            && old != 0
+            && xattr::refcount(&self.block(FsBlock(old), Role::XattrBlock)?) == Some(1)
+        {
+            self.preload_bitmap_of_block(old)?;
+        }
+        if !same && placed.block.is_some() {
+            self.preload_bitmap_of_block(goal)?;
+        }
         self.change_slot(number, |it| {
             it.set_inline_xattrs(if placed.has_inode_xattrs { &placed.body } else { &[] });
         })?;
@@ -304,8 +316,6 @@ impl Transaction<'_> {
         self.release_xattr_block(number)?;
         if let Some(block) = placed.block {
             let (uid, _) = self.read_slot(number, |it| it.owner())?;
-            let (group, _) = self.writer.groups.locate_inode_bit(number).ok_or(Error::NotFound)?;
-            let goal = self.volume.super_.group_start(GroupNumber(group)).0;
             let privileged = self.is_privileged(uid);
             let (at, taken) = self.allocate_blocks(AllocationRequest {
                 goal,

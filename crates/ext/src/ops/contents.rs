@@ -4,11 +4,6 @@
 //! block is zero.
 //! Law 2: the last block of a file is zero after the end of the file.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with offsets below the largest file, which is checked first"
-)]
-
 use draconis_types::FileType;
 
 use crate::blocks::data::SharedBytes;
@@ -44,16 +39,24 @@ impl VolumeReader {
         let bytes = u64::from(self.super_.block_bytes);
         let huge = self.super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
         let blocks = u64::from(u32::MAX);
-        if huge { blocks * bytes } else { (blocks * bytes).min(u64::from(u32::MAX) * 512) }
+        if huge {
+            blocks.saturating_mul(bytes)
+        } else {
+            blocks.saturating_mul(bytes).min(u64::from(u32::MAX) * 512)
+        }
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(crate) fn max_indirect_file_bytes(&self) -> u64 {
         let bytes = u64::from(self.super_.block_bytes);
         // The sector count has 32 bits and includes indirect blocks.
         let sectors = u64::from(u32::MAX) * 512;
         let blocks = sectors / bytes;
-        let maps = blocks / (bytes / 4) + blocks / (bytes / 4) / (bytes / 4) + 2;
-        (max_mapped_blocks(self.super_.block_bytes).min(blocks - maps)) * bytes
+        let maps = (blocks / (bytes / 4))
+            .saturating_add(blocks / (bytes / 4) / (bytes / 4))
+            .saturating_add(2);
+        (max_mapped_blocks(self.super_.block_bytes).min(blocks.saturating_sub(maps)))
+            .saturating_mul(bytes)
     }
 }
 
@@ -84,6 +87,7 @@ impl Transaction<'_> {
 
     /// Writes bytes within one step; `lent` shares them without a copy. Returns how many were
     /// written.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(crate) fn write(
         &mut self,
         number: InodeNumber,
@@ -99,14 +103,14 @@ impl Transaction<'_> {
         let bytes = bytes.get(..saturating_usize(most)).unwrap_or(bytes);
         if inode.flags & flags::APPEND != 0 && offset < inode.size_bytes {
             // A page cache above writes whole pages: repeated bytes are no change.
-            let len = saturating_usize(inode.size_bytes - offset).min(bytes.len());
+            let len = saturating_usize(inode.size_bytes.saturating_sub(offset)).min(bytes.len());
             let mut old = vec![0; len];
             self.volume.read_into_locked(&inode, offset, &mut old)?;
             if bytes.get(..len) != Some(&old[..]) {
                 return Err(Error::NotPermitted);
             }
         }
-        let end = offset + bytes.len() as u64;
+        let end = offset.saturating_add(bytes.len() as u64);
         let block_bytes = self.block_bytes();
         let (first, last) =
             (saturating_u32(offset / block_bytes), saturating_u32(end.div_ceil(block_bytes)));
@@ -129,7 +133,7 @@ impl Transaction<'_> {
         };
         let mut taken = offset;
         for run in &all {
-            if u64::from(run.from) * block_bytes > taken {
+            if u64::from(run.from).saturating_mul(block_bytes) > taken {
                 break;
             }
             taken = self.write_run(run, offset, bytes, lent)?;
@@ -140,7 +144,7 @@ impl Transaction<'_> {
         }
         self.invalidate_contents(number, offset.min(size), taken);
         self.set_times_now(number, &[InodeTime::Modified, InodeTime::Changed])?;
-        Ok(saturating_usize(taken - offset))
+        Ok(saturating_usize(taken.saturating_sub(offset)))
     }
 
     /// Writes the part of `bytes` that falls into a run of blocks; returns its end.
@@ -152,18 +156,24 @@ impl Transaction<'_> {
         lent: Option<&SharedBytes>,
     ) -> Result<u64> {
         let block_bytes = self.block_bytes();
-        let start = u64::from(run.from) * block_bytes;
-        let len = u64::from(run.blocks) * block_bytes;
+        let start = u64::from(run.from).saturating_mul(block_bytes);
+        let len = u64::from(run.blocks).saturating_mul(block_bytes);
         let from = offset.max(start);
-        let end = (offset + bytes.len() as u64).min(start + len);
+        let end = offset.saturating_add(bytes.len() as u64).min(start.saturating_add(len));
         let part = bytes
-            .get(saturating_usize(from - offset)..saturating_usize(end - offset))
+            .get(
+                saturating_usize(from.saturating_sub(offset))
+                    ..saturating_usize(end.saturating_sub(offset)),
+            )
             .unwrap_or_default();
         let exact = part.len() as u64 == len;
         if let (true, Some(lent)) = (exact, lent) {
             self.put_contents(
                 run.at,
-                &lent.slice(saturating_usize(from - offset)..saturating_usize(end - offset)),
+                &lent.slice(
+                    saturating_usize(from.saturating_sub(offset))
+                        ..saturating_usize(end.saturating_sub(offset)),
+                ),
             );
             return Ok(end);
         }
@@ -173,10 +183,14 @@ impl Transaction<'_> {
         } else {
             let mut memory = vec![0; saturating_usize(len)];
             if !run.is_new {
-                self.copy_partial_blocks(run, (from - start, end - start), &mut memory)?;
+                self.copy_partial_blocks(
+                    run,
+                    (from.saturating_sub(start), end.saturating_sub(start)),
+                    &mut memory,
+                )?;
             }
-            let at = saturating_usize(from - start);
-            if let Some(into) = memory.get_mut(at..at + part.len()) {
+            let at = saturating_usize(from.saturating_sub(start));
+            if let Some(into) = memory.get_mut(at..at.saturating_add(part.len())) {
                 into.copy_from_slice(part);
             }
             memory.into_boxed_slice()
@@ -186,6 +200,7 @@ impl Transaction<'_> {
     }
 
     /// Preloads the blocks that are overwritten in part.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn preload_partial_blocks(&self, number: InodeNumber, from: u64, end: u64) -> Result<()> {
         let block_bytes = self.block_bytes();
         for edge in [from, end] {
@@ -200,6 +215,7 @@ impl Transaction<'_> {
     }
 
     /// Copies the old bytes of the first and last block, unless they are overwritten completely.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn copy_partial_blocks(
         &self,
         run: &MappedRun,
@@ -216,8 +232,8 @@ impl Transaction<'_> {
         }
         for nth in edges {
             let old = self.block(run.at.offset(nth), Role::Contents)?;
-            let at = saturating_usize(nth * block_bytes);
-            if let Some(into) = memory.get_mut(at..at + old.len()) {
+            let at = saturating_usize(nth.saturating_mul(block_bytes));
+            if let Some(into) = memory.get_mut(at..at.saturating_add(old.len())) {
                 into.copy_from_slice(&old);
             }
         }
@@ -232,7 +248,7 @@ impl Transaction<'_> {
         for (nth, start) in (0u64..).zip((0..bytes.len()).step_by(len)) {
             let block = at.offset(nth);
             blocks.metadata.remove(&block.0);
-            blocks.insert_content(block, bytes.slice(start..start + len));
+            blocks.insert_content(block, bytes.slice(start..start.saturating_add(len)));
         }
     }
 
@@ -252,12 +268,13 @@ impl Transaction<'_> {
     }
 
     /// Zeros the bytes of one block from `from` to `end`, if it is mapped.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn zero_partial_block(&mut self, number: InodeNumber, from: u64, end: u64) -> Result<()> {
         let block_bytes = self.block_bytes();
         let nth = saturating_u32(from / block_bytes);
         let (start, stop) = (
             saturating_usize(from % block_bytes),
-            saturating_usize(end - u64::from(nth) * block_bytes),
+            saturating_usize(end.saturating_sub(u64::from(nth).saturating_mul(block_bytes))),
         );
         let Some(block) = self.lookup_block(number, nth)? else { return Ok(()) };
         let old = self.block(block, Role::Contents)?;
@@ -274,6 +291,7 @@ impl Transaction<'_> {
     }
 
     /// Sets the size only.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(crate) fn set_size(&mut self, inode: &Inode, bytes: u64) -> Result<()> {
         let before = inode.size_bytes;
         let (low, high) = (before.min(bytes), before.max(bytes));
@@ -300,7 +318,8 @@ impl Transaction<'_> {
         let block_bytes = self.block_bytes();
         let before = inode.size_bytes;
         if bytes <= before {
-            self.preload_map(inode, bytes.div_ceil(block_bytes))?;
+            self.preload_partial_blocks(number, bytes, bytes)?;
+            self.preload_map(inode, bytes.div_ceil(block_bytes)..u64::MAX)?;
             self.writer.groups.discard_reservation_window(number.0);
             let from = saturating_u32(bytes.div_ceil(block_bytes));
             let cuts = self.truncate_points(number, from)?;
@@ -330,6 +349,7 @@ impl Transaction<'_> {
     }
 
     /// Punches a hole, or keeps blocks that read as zeros; partial blocks are zeroed.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(crate) fn punch_or_zero_range(
         &mut self,
         number: InodeNumber,
@@ -343,14 +363,16 @@ impl Transaction<'_> {
         }
         let block_bytes = self.block_bytes();
         let (first, last) = (from.div_ceil(block_bytes), end / block_bytes);
+        self.preload_partial_blocks(number, from, end)?;
         if first <= last {
+            self.preload_map(&inode, first..last)?;
             let range = saturating_u32(first)..saturating_u32(last);
             map::map_of(&inode)?.editor().ensure_space_for_hole(self, number, range.clone())?;
             if !from.is_multiple_of(block_bytes) {
-                self.zero_partial_block(number, from, first * block_bytes)?;
+                self.zero_partial_block(number, from, first.saturating_mul(block_bytes))?;
             }
             if !end.is_multiple_of(block_bytes) {
-                self.zero_partial_block(number, last * block_bytes, end)?;
+                self.zero_partial_block(number, last.saturating_mul(block_bytes), end)?;
             }
             match keep_blocks {
                 true => {
@@ -387,8 +409,12 @@ impl Transaction<'_> {
         };
         self.zero_new_blocks(&all);
         let bytes = self.block_bytes();
-        self.invalidate_contents(number, u64::from(from) * bytes, u64::from(end) * bytes);
-        Ok(all.last().map_or(from, |run| run.from + run.blocks))
+        self.invalidate_contents(
+            number,
+            u64::from(from).saturating_mul(bytes),
+            u64::from(end).saturating_mul(bytes),
+        );
+        Ok(all.last().map_or(from, |run| run.from.saturating_add(run.blocks)))
     }
 
     /// Frees an inode with everything it has.
@@ -405,8 +431,11 @@ impl Transaction<'_> {
         }
         self.release_xattr_block(number)?;
         self.count_block_usage(number, counted.blocks, false)?;
-        self.count_usage(number, QuotaUsage { inodes: -1 - counted.entries, bytes: 0 })?;
-        let old = self.is_used_on_disk(number);
+        self.count_usage(
+            number,
+            QuotaUsage { inodes: (-1i64).saturating_sub(counted.entries), bytes: 0 },
+        )?;
+        let old = self.writer.batch.is_on_disk(number);
         let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
         self.discard_access_time(number);
         self.remove_orphan(number)?;

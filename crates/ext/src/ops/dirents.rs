@@ -8,11 +8,6 @@
 //! allocatable before the first block changes.
 //! Law 2: a damaged hash tree is not changed: the directory becomes linear.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with blocks of a directory, which are fewer than 2^32"
-)]
-
 use draconis_types::FileType;
 use draconis_types::injected_fault::InjectedFault;
 
@@ -484,11 +479,12 @@ impl Transaction<'_> {
             privileged: self.is_privileged(uid),
             unwritten: false,
         };
-        let all = self.map_blocks(dir, nth..nth + 1, taking)?;
+        let all = self.map_blocks(dir, nth..nth.saturating_add(1), taking)?;
         let run = all.first().filter(|run| run.is_new).ok_or(Error::corrupt("directory: size"))?;
-        let bytes = u64::from(nth + 1) * u64::from(self.volume.super_.block_bytes);
+        let bytes =
+            u64::from(nth.saturating_add(1)).saturating_mul(self.volume.super_.block_bytes.into());
         self.change_slot(dir, |it| it.set_size(bytes))?;
-        self.invalidate_map(dir, nth, nth + 1);
+        self.invalidate_map(dir, nth, nth.saturating_add(1));
         Ok((nth, run.at))
     }
 
@@ -645,14 +641,14 @@ impl Transaction<'_> {
             InsertionPoint::AppendBlock | InsertionPoint::SplitLeaf(_) if ratio > 1 => {
                 let node = self.directory(dir)?;
                 let count = self.volume.directory_blocks(&node);
-                let left = u64::from(count).next_multiple_of(ratio) - u64::from(count);
+                let left = u64::from(count).next_multiple_of(ratio).saturating_sub(count.into());
                 let own = if matches!(place, InsertionPoint::SplitLeaf(_)) {
                     MAX_HTREE_INSERT_BLOCKS
                 } else {
                     MAX_LINEAR_INSERT_BLOCKS
                 };
                 let clusters = own.saturating_sub(left).div_ceil(ratio);
-                Ok(clusters + self.nodes_needed(dir, count)?)
+                Ok(clusters.saturating_add(self.nodes_needed(dir, count)?))
             }
             place => Ok(place.max_blocks()),
         }

@@ -10,11 +10,6 @@
 //! Law 2: the space of a value counts for every inode that has the attribute.
 //! Law 3: an inode that carries the flag but fails validation is not changed.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "counts entries of one inode and blocks of values, whose length is checked"
-)]
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use draconis_types::FileType;
@@ -61,7 +56,8 @@ pub(crate) struct EaInodeCharge {
 impl EaInodeRefChanges {
     fn add_refs(&mut self, list: &[EaInodeRef], by: i64) {
         for outside in list {
-            *self.entries.entry(outside.inode.0).or_default() += by;
+            let refs = self.entries.entry(outside.inode.0).or_default();
+            *refs = refs.saturating_add(by);
         }
     }
 
@@ -98,7 +94,7 @@ impl Transaction<'_> {
         }
         let room = self.read_slot(inode.number, |it| it.xattr_capacity())?;
         // A value larger than this leaves a block hardly any space for others.
-        let large = saturating_usize(block_bytes.into()) - 56;
+        let large = saturating_usize(block_bytes.into()).saturating_sub(56);
         if new.value().len() <= large && edit::lay_out_attributes(all, room, block_bytes).is_ok() {
             return Ok(());
         }
@@ -115,7 +111,7 @@ impl Transaction<'_> {
         let (uid, gid) = inode.owner();
         let blocks = (new.value().len() as u64).div_ceil(block_bytes.into());
         let privileged = self.is_privileged(uid);
-        self.check_free_blocks(blocks + MAX_EXTRA_BLOCKS, privileged)?;
+        self.check_free_blocks(blocks.saturating_add(MAX_EXTRA_BLOCKS), privileged)?;
         self.ensure_entries_of(inode.number)?;
         let number = self.allocate_inode(inode.number, FileType::File)?;
         self.create_ea_inode(number, (uid, gid), new.value(), hash)?;
@@ -159,16 +155,19 @@ impl Transaction<'_> {
         let privileged = self.is_privileged(uid);
         let taking = AllocationPolicy { is_append: false, privileged, unwritten: false };
         let mut bytes = value.to_vec();
-        bytes.resize(saturating_usize(count.into()) * len, 0);
+        bytes.resize(saturating_usize(count.into()).saturating_mul(len), 0);
         let bytes = SharedBytes::from_owned_bytes(bytes.into_boxed_slice());
-        let mut mapped = 0;
+        let mut mapped = 0u32;
         for run in self.map_blocks(number, 0..count, taking)? {
             let (from, end) = (
                 saturating_usize(run.from.into()),
-                saturating_usize((run.from + run.blocks).into()),
+                saturating_usize(run.from.saturating_add(run.blocks).into()),
             );
-            self.put_contents(run.at, &bytes.slice(from * len..end * len));
-            mapped += run.blocks;
+            self.put_contents(
+                run.at,
+                &bytes.slice(from.saturating_mul(len)..end.saturating_mul(len)),
+            );
+            mapped = mapped.saturating_add(run.blocks);
         }
         if mapped == count { Ok(()) } else { Err(Error::NoSpace) }
     }
@@ -256,8 +255,9 @@ impl Transaction<'_> {
     /// Returns the blocks accounted for a value of `len` bytes.
     fn value_blocks(&self, len: u32) -> u64 {
         let super_ = &self.volume.super_;
-        let cluster = u64::from(super_.block_bytes) * u64::from(super_.cluster_blocks.max(1));
-        u64::from(len).div_ceil(cluster) * u64::from(super_.cluster_blocks.max(1))
+        let cluster =
+            u64::from(super_.block_bytes).saturating_mul(u64::from(super_.cluster_blocks.max(1)));
+        u64::from(len).div_ceil(cluster).saturating_mul(u64::from(super_.cluster_blocks.max(1)))
     }
 
     /// Returns the usage that is charged for these values.
@@ -268,8 +268,8 @@ impl Transaction<'_> {
     ) -> EaInodeCharge {
         let mut counted = EaInodeCharge::default();
         for it in lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0)) {
-            counted.entries += 1;
-            counted.blocks += self.value_blocks(it.len);
+            counted.entries = counted.entries.saturating_add(1);
+            counted.blocks = counted.blocks.saturating_add(self.value_blocks(it.len));
         }
         counted
     }
@@ -299,9 +299,9 @@ impl Transaction<'_> {
         match after.blocks.checked_sub(before.blocks) {
             Some(0) => {}
             Some(more) => self.add_sectors(inode, more)?,
-            None => self.subtract_sectors(inode, before.blocks - after.blocks)?,
+            None => self.subtract_sectors(inode, before.blocks.saturating_sub(after.blocks))?,
         }
-        let inodes = after.entries - before.entries;
+        let inodes = after.entries.saturating_sub(before.entries);
         if inodes != 0 {
             self.count_usage(inode, QuotaUsage { inodes, bytes: 0 })?;
         }

@@ -3,11 +3,6 @@
 //! Effects that matter for the order of the next chain are recorded here; see [`crate::commit`]. If
 //! one chain cannot be ordered, the previous batch is closed first.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "counts links below 65,536 and stages below the number of inodes"
-)]
-
 mod renames;
 
 use draconis_types::FileType;
@@ -50,7 +45,8 @@ impl InodePlan {
     /// Returns the blocks that the new inode allocates.
     fn blocks(&self, kind: FileType) -> u64 {
         let slow = matches!(self.target, Some(None));
-        u64::from(kind == FileType::Directory || slow) + u64::from(!self.attributes.is_empty())
+        u64::from(kind == FileType::Directory || slow)
+            .saturating_add(u64::from(!self.attributes.is_empty()))
     }
 
     const fn owner(&self, uid: u32) -> Owner {
@@ -149,9 +145,9 @@ impl Transaction<'_> {
             self.check_subdirectory_limit(&parent)?;
         }
         let birth = self.plan_new_inode(&parent, new)?;
-        let needs = self.max_insert_blocks(dir, &place)? + birth.blocks(new.kind);
+        let needs = self.max_insert_blocks(dir, &place)?.saturating_add(birth.blocks(new.kind));
         let entries = self.entries_needed(birth.owner(new.uid))?;
-        self.ensure_free_blocks(needs + entries, new.uid)?;
+        self.ensure_free_blocks(needs.saturating_add(entries), new.uid)?;
         let place = if self.join_batch(Operation::Create { dir, is_directory: is_dir })? {
             let Err(place) = self.find_name_or_slot(&*self.directory(dir)?, name)? else {
                 return Err(Error::Exists);
@@ -181,7 +177,7 @@ impl Transaction<'_> {
         }
         let birth = self.plan_new_inode(&parent, new)?;
         let entries = self.entries_needed(birth.owner(new.uid))?;
-        self.ensure_free_blocks(birth.blocks(new.kind) + entries, new.uid)?;
+        self.ensure_free_blocks(birth.blocks(new.kind).saturating_add(entries), new.uid)?;
         self.ensure_entries(birth.owner(new.uid))?;
         let number = self.allocate_inode_for(dir, new.kind)?;
         self.make_inode(&parent, number, new, birth, 0)?;
@@ -389,7 +385,7 @@ impl Transaction<'_> {
     fn preload_for_deletion(&mut self, inode: &Inode) -> Result<()> {
         let has_users = self.has_users(inode.number);
         let is_last = inode.links() <= 1 || inode.kind == FileType::Directory;
-        if is_last && !has_users { self.preload_map(inode, 0) } else { Ok(()) }
+        if is_last && !has_users { self.preload_map(inode, 0..u64::MAX) } else { Ok(()) }
     }
 
     /// Decrements the link count; an inode without links is deleted, or becomes an orphan if it is
@@ -487,7 +483,7 @@ impl Transaction<'_> {
         if is_orphan {
             // Preloaded before any count changes.
             let node = self.read_inode_unchecked(inode)?;
-            self.preload_map(&node, 0)?;
+            self.preload_map(&node, 0..u64::MAX)?;
             self.may_block = true;
         }
         self.writer.users.remove(&inode.0);

@@ -3,8 +3,6 @@
 //! Law: while it takes several batches, the file is on the on-disk orphan list. After a cut between
 //! them, the next mount completes the truncation.
 
-#![allow(clippy::arithmetic_side_effects, reason = "counts blocks of files below 2^32")]
-
 use std::ops::ControlFlow;
 
 use crate::map::{BlockLocation, MapVisitor};
@@ -25,13 +23,15 @@ impl MapVisitor for TruncatePoints {
         if place == BlockLocation::Hole {
             return ControlFlow::Continue(());
         }
-        let (mut at, end) = (at, at + blocks);
-        while end - at >= self.max_blocks_per_step - self.blocks_since_last {
-            at += self.max_blocks_per_step - self.blocks_since_last;
+        let (mut at, end) = (at, at.saturating_add(blocks));
+        while end.saturating_sub(at)
+            >= self.max_blocks_per_step.saturating_sub(self.blocks_since_last)
+        {
+            at = at.saturating_add(self.max_blocks_per_step.saturating_sub(self.blocks_since_last));
             self.blocks_since_last = 0;
             self.at.push(saturating_u32(at));
         }
-        self.blocks_since_last += end - at;
+        self.blocks_since_last = self.blocks_since_last.saturating_add(end.saturating_sub(at));
         ControlFlow::Continue(())
     }
 }

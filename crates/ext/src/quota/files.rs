@@ -1,10 +1,5 @@
 //! Entries of quota files: lookup, reservation, and the usage of a closed batch.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with blocks of a file that has fewer than 2^32, and levels of a tree"
-)]
-
 use std::collections::BTreeMap;
 
 use super::{Owner, QuotaId};
@@ -40,14 +35,16 @@ impl Transaction<'_> {
 
     /// Returns the blocks needed for the missing entries of `owner`.
     pub(crate) fn entries_needed(&mut self, owner: Owner) -> Result<u64> {
-        let mut needed = 0;
+        let mut needed = 0u64;
         for (account, file) in self.writer.quotas.quota_ids(owner) {
             if self.writer.quotas.has_entry(account) {
                 continue;
             }
             match self.find_entry(account, file)? {
                 EntrySearch::Entry { .. } => self.writer.quotas.remember_entry(account),
-                EntrySearch::Missing { .. } => needed += self.max_entry_blocks(),
+                EntrySearch::Missing { .. } => {
+                    needed = needed.saturating_add(self.max_entry_blocks())
+                }
             }
         }
         Ok(needed)
@@ -55,12 +52,12 @@ impl Transaction<'_> {
 
     /// Reserves the blocks of [`Transaction::entries_needed`] until the batch is closed.
     pub(crate) fn reserve_entries(&mut self, owner: Owner) {
-        let blocks = self.max_entry_blocks() * u64::from(self.cluster_blocks());
+        let blocks = self.max_entry_blocks().saturating_mul(self.cluster_blocks().into());
         let quotas = &mut self.writer.quotas;
         for (account, _) in quotas.quota_ids(owner) {
             if !quotas.has_entry(account) {
                 quotas.reserved_entries.insert(account);
-                quotas.reserved_blocks += blocks;
+                quotas.reserved_blocks = quotas.reserved_blocks.saturating_add(blocks);
             }
         }
     }
@@ -118,7 +115,7 @@ impl Transaction<'_> {
             (before, Owner::from_inode_slot(it), it.allocated_bytes(block_bytes))
         })?;
         if before != after && self.is_counted(inode)? {
-            let inodes = 1 + self.ea_inode_charge(inode)?.entries;
+            let inodes = self.ea_inode_charge(inode)?.entries.saturating_add(1);
             let usage = QuotaUsage { inodes, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
             self.add_owner_usage(before, usage.negated());
             self.add_owner_usage(after, usage);
@@ -142,7 +139,7 @@ impl Transaction<'_> {
 
     fn max_entry_blocks(&self) -> u64 {
         let blocks = (MAX_NEW_ENTRY_BLOCKS * BLOCK_BYTES).div_ceil(self.volume.super_.block_bytes);
-        u64::from(blocks + MAX_NEW_MAP_BLOCKS)
+        u64::from(blocks.saturating_add(MAX_NEW_MAP_BLOCKS))
     }
 
     /// Writes the usage changes of the batch to the quota files.
@@ -229,7 +226,7 @@ impl Transaction<'_> {
             }
         }
         let mut nodes = Vec::new();
-        for _ in level + 1..TREE_LEVELS {
+        for _ in level.saturating_add(1)..TREE_LEVELS {
             nodes.push(self.allocate_quota_block(file, &mut header)?);
         }
         if header.first_free_entry_block == 0 {
@@ -255,7 +252,7 @@ impl Transaction<'_> {
         }
         // Bottom-up: each node references an existing block.
         let mut below = block;
-        for (level, node) in (level + 1..TREE_LEVELS).zip(&nodes).rev() {
+        for (level, node) in (level.saturating_add(1)..TREE_LEVELS).zip(&nodes).rev() {
             self.change_quota(file, *node, |bytes| set_reference(bytes, id, level, below))?;
             below = *node;
         }
@@ -265,6 +262,7 @@ impl Transaction<'_> {
 
     /// Returns a zeroed block of a quota file: an unused one, or a new one at the end. Updates
     /// `header`, which the caller writes to the file.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn allocate_quota_block(&mut self, file: InodeNumber, header: &mut QuotaHeader) -> Result<u32> {
         if header.first_free_block != 0 {
             let block = header.first_free_block;
@@ -284,12 +282,12 @@ impl Transaction<'_> {
         let at = saturating_u32(u64::from(block) * u64::from(BLOCK_BYTES) / block_bytes);
         if self.lookup_block(file, at)?.is_none() {
             let taking = AllocationPolicy { is_append: false, privileged: true, unwritten: false };
-            let runs = self.map_blocks(file, at..at + 1, taking)?;
+            let runs = self.map_blocks(file, at..at.saturating_add(1), taking)?;
             let run = runs.first().ok_or(Error::NoSpace)?;
             self.put_new_block(run.at, Role::Quota, vec![0; saturating_usize(block_bytes)]);
         }
         header.blocks = block.checked_add(1).ok_or(Error::TooLarge)?;
-        let end = u64::from(header.blocks) * u64::from(BLOCK_BYTES);
+        let end = u64::from(header.blocks).saturating_mul(u64::from(BLOCK_BYTES));
         if self.read_inode_unchecked(file)?.size_bytes < end {
             self.change_slot(file, |it| it.set_size(end))?;
         }
@@ -304,9 +302,10 @@ impl Transaction<'_> {
     }
 
     /// Returns the volume block of a quota-file block, and the offset there.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn quota_block_location(&self, file: InodeNumber, nth: u32) -> Result<(FsBlock, usize)> {
         let block_bytes = u64::from(self.volume.super_.block_bytes);
-        let at = u64::from(nth) * u64::from(BLOCK_BYTES);
+        let at = u64::from(nth).saturating_mul(u64::from(BLOCK_BYTES));
         let block = self.lookup_block(file, saturating_u32(at / block_bytes))?;
         let missing = Error::corrupt("quota file: a block is missing").with_inode(file);
         Ok((block.ok_or(missing)?, saturating_usize(at % block_bytes)))
@@ -315,7 +314,7 @@ impl Transaction<'_> {
     fn quota_block(&self, file: InodeNumber, nth: u32) -> Result<SharedBytes> {
         let (block, at) = self.quota_block_location(file, nth)?;
         let bytes = self.block(block, Role::Quota).map_err(|error| error.with_inode(file))?;
-        Ok(bytes.slice(at..at + saturating_usize(BLOCK_BYTES.into())))
+        Ok(bytes.slice(at..at.saturating_add(saturating_usize(BLOCK_BYTES.into()))))
     }
 
     fn change_quota<T>(
@@ -326,7 +325,7 @@ impl Transaction<'_> {
     ) -> Result<T> {
         let (block, at) = self.quota_block_location(file, nth)?;
         self.modify_block(block, Role::Quota, |bytes| {
-            let part = at..at + saturating_usize(BLOCK_BYTES.into());
+            let part = at..at.saturating_add(saturating_usize(BLOCK_BYTES.into()));
             change(bytes.get_mut(part).unwrap_or_default())
         })
     }

@@ -1,10 +1,5 @@
 //! Contents of files: copying to new blocks, with inode numbers replaced.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with blocks of a volume, far below 2^64"
-)]
-
 use draconis_types::FileType;
 
 use super::VolumeRewrite;
@@ -50,6 +45,7 @@ impl VolumeRewrite<'_> {
         Ok(None)
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn copy_run(&mut self, piece: &MovedRun) -> Result<()> {
         if self.redo.is_dry_run() {
             return Ok(());
@@ -58,11 +54,11 @@ impl VolumeRewrite<'_> {
         let step = (COPY_BYTES / block_bytes).max(1);
         let mut at = 0;
         while at < u64::from(piece.blocks) {
-            let count = step.min(u64::from(piece.blocks) - at);
-            let bytes = self.redo.read_old(FsBlock(piece.old + at), count)?;
-            self.redo.write_free_blocks(FsBlock(piece.new + at), &bytes)?;
+            let count = step.min(u64::from(piece.blocks).saturating_sub(at));
+            let bytes = self.redo.read_old(FsBlock(piece.old.saturating_add(at)), count)?;
+            self.redo.write_free_blocks(FsBlock(piece.new.saturating_add(at)), &bytes)?;
             (self.progress)(count);
-            at += count;
+            at = at.saturating_add(count);
         }
         Ok(())
     }
@@ -76,13 +72,19 @@ impl VolumeRewrite<'_> {
     ) -> Result<()> {
         for piece in pieces {
             for nth in 0..u64::from(piece.blocks) {
-                let was = self.read(old_role, FsBlock(piece.old + nth))?;
+                let was = self.read(old_role, FsBlock(piece.old.saturating_add(nth)))?;
                 let mut bytes = was.clone();
                 if let Role::Directory(dir) = old_role {
                     let inode = crate::InodeNumber(dir.inode);
                     self.renumber_dirents(&mut bytes, inode)?;
                 }
-                self.write(new_role, piece.old + nth, piece.new + nth, bytes, &was)?;
+                self.write(
+                    new_role,
+                    piece.old.saturating_add(nth),
+                    piece.new.saturating_add(nth),
+                    bytes,
+                    &was,
+                )?;
                 if piece.old != piece.new {
                     (self.progress)(1);
                 }

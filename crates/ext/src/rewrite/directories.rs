@@ -9,8 +9,6 @@
 //!
 //! Law: a directory never loses blocks; it gets more if its names do not fit.
 
-#![allow(clippy::arithmetic_side_effects, reason = "computes with numbers of a checked superblock")]
-
 use std::collections::BTreeSet;
 
 use super::VolumeRewrite;
@@ -61,7 +59,11 @@ impl VolumeRewrite<'_> {
         for piece in pieces {
             let each = (0..piece.blocks).map(|nth| {
                 let at = u64::from(nth);
-                (piece.from + nth, piece.old + at, piece.new + at)
+                (
+                    piece.from.saturating_add(nth),
+                    piece.old.saturating_add(at),
+                    piece.new.saturating_add(at),
+                )
             });
             places.extend(each);
         }
@@ -142,7 +144,7 @@ impl VolumeRewrite<'_> {
                 if !indexes.insert(*nth) {
                     return Err(wrong());
                 }
-                if depth + 1 < says.levels {
+                if depth.saturating_add(1) < says.levels {
                     let block = read(*nth)?;
                     next.extend(child_blocks(DxEntries::from_node(&block)?));
                 }
@@ -162,7 +164,7 @@ impl VolumeRewrite<'_> {
     ) -> Result<Vec<MovedRun>> {
         let block_bytes = u64::from(self.old.super_.block_bytes);
         let number = node.number.0;
-        if places.len() as u64 * block_bytes > MAX_CONVERTED_DIR_BYTES {
+        if (places.len() as u64).saturating_mul(block_bytes) > MAX_CONVERTED_DIR_BYTES {
             let what = format!("directory {number} is too large to be laid out anew");
             return Err(OfflineError::Unsupported(what));
         }
@@ -176,9 +178,11 @@ impl VolumeRewrite<'_> {
         let listed = repack::repack_linear(&names, Self::shape(&self.planned.super_));
         let listed = listed.map_err(|error| error.with_inode(node.number))?;
         let mut more = vec![];
-        let behind = places.last().map_or(0, |(nth, ..)| nth + 1);
-        for from in
-            behind..behind + saturating_u32((listed.len() - places.len().min(listed.len())) as u64)
+        let behind = places.last().map_or(0, |(nth, ..)| nth.saturating_add(1));
+        for from in behind
+            ..behind.saturating_add(saturating_u32(
+                listed.len().saturating_sub(places.len().min(listed.len())) as u64,
+            ))
         {
             if !node.has_extents() {
                 return Err(OfflineError::Unsupported(format!(

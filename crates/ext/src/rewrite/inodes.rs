@@ -1,7 +1,5 @@
 //! Rewriting of inodes: blocks and attributes move, and the inode is written at its new number.
 
-#![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of inode tables")]
-
 use super::VolumeRewrite;
 use crate::blocks::role::Role;
 use crate::format::bitmap::Bitmap;
@@ -21,6 +19,7 @@ const TABLE_BLOCKS: u64 = 32;
 
 impl VolumeRewrite<'_> {
     /// Rewrites the inodes of a group: those in use, and with new checksums all initialized ones.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub(super) fn rewrite_group_inodes(&mut self, number: u32) -> Result<()> {
         let old = self.old;
         let group = *old.group(number)?;
@@ -34,22 +33,31 @@ impl VolumeRewrite<'_> {
         let len = saturating_usize(super_.inode_bytes.into());
         let per_block = super_.block_bytes / super_.inode_bytes.max(1);
         let mut read: (u64, Vec<u8>) = (0, vec![]);
-        for nth in 0..super_.inodes_per_group - group.unused_inodes.min(super_.inodes_per_group) {
+        for nth in 0..super_
+            .inodes_per_group
+            .saturating_sub(group.unused_inodes.min(super_.inodes_per_group))
+        {
             let is_used = bitmap.get(nth) == Some(true);
             if !is_used && !self.rewrites_checksums {
                 continue;
             }
             let block = u64::from(nth / per_block.max(1));
-            let at = saturating_usize(u64::from(nth % per_block.max(1))) * len;
+            let at = saturating_usize(u64::from(nth % per_block.max(1))).saturating_mul(len);
             let read_blocks = (read.1.len() / saturating_usize(super_.block_bytes.into())) as u64;
-            if !(read.0..read.0 + read_blocks).contains(&block) {
-                let count = TABLE_BLOCKS.min(table_blocks - block.min(table_blocks));
+            if !(read.0..read.0.saturating_add(read_blocks)).contains(&block) {
+                let count = TABLE_BLOCKS.min(table_blocks.saturating_sub(block.min(table_blocks)));
                 read = (block, self.redo.read_old(group.inode_table.offset(block), count)?);
             }
-            let from =
-                saturating_usize(block - read.0) * saturating_usize(super_.block_bytes.into()) + at;
-            let slot = read.1.get(from..from + len).unwrap_or_default().to_vec();
-            let inode = InodeNumber(number * super_.inodes_per_group + nth + 1);
+            let from = saturating_usize(block.saturating_sub(read.0))
+                .saturating_mul(saturating_usize(super_.block_bytes.into()))
+                .saturating_add(at);
+            let slot = read.1.get(from..from.saturating_add(len)).unwrap_or_default().to_vec();
+            let inode = InodeNumber(
+                number
+                    .saturating_mul(super_.inodes_per_group)
+                    .saturating_add(nth)
+                    .saturating_add(1),
+            );
             if is_used {
                 self.rewrite_inode(inode, slot)?;
             } else if slot.iter().any(|byte| *byte != 0) {
@@ -59,6 +67,7 @@ impl VolumeRewrite<'_> {
         Ok(())
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn rewrite_inode(&mut self, number: InodeNumber, mut slot: Vec<u8>) -> Result<()> {
         let super_ = &self.old.super_;
         let before = slot.clone();
@@ -87,10 +96,10 @@ impl VolumeRewrite<'_> {
         }
         self.rewrite_xattrs(&node, &mut slot)?;
         if to != number {
-            let group = (to.0 - 1) / self.old.super_.inodes_per_group;
+            let group = to.0.saturating_sub(1) / self.old.super_.inodes_per_group;
             let group = self.planned.groups.get_mut(saturating_usize(group.into()));
             if let Some(group) = group.filter(|_| mode & 0o170_000 == 0o040_000) {
-                group.directories += 1;
+                group.directories = group.directories.saturating_add(1);
             }
         }
         if self.old.super_.journal == Some(number) && self.planned.raw.s_jnl_backup_type == 1 {
@@ -112,7 +121,7 @@ impl VolumeRewrite<'_> {
         let (block, at) = inode_location(super_, &self.planned.groups, number)?;
         let len = slot.len();
         self.redo.modify_block(block, |bytes| {
-            if let Some(place) = bytes.get_mut(at..at + len) {
+            if let Some(place) = bytes.get_mut(at..at.saturating_add(len)) {
                 place.copy_from_slice(&slot);
             }
         })?;

@@ -3,11 +3,6 @@
 //! Law: an indirect map keeps its shape; changed blocks are rewritten or moved. An extent tree is
 //! rebuilt, reusing the old node blocks that stay.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with file blocks below 2^32 and blocks of a volume, far below 2^64"
-)]
-
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
@@ -15,12 +10,12 @@ use super::VolumeRewrite;
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::format::extent::{Extent, INIT_MAX_LEN};
+use crate::format::indirect::{addresses_per_block, pointer_at, set_pointer_at};
 use crate::format::inode::{Inode, POINTERS, flags};
 use crate::format::inode_slot::InodeSlot;
-use crate::format::{le32, put32};
-use crate::map::pointers::{max_mapped_blocks, pointer_at};
+use crate::map::pointers::max_mapped_blocks;
 use crate::map::{self, BlockLocation, BlockMap, MapNode, MapSource, MapVisitor, build_extents};
-use crate::offline::{OfflineError, Result};
+use crate::offline::Result;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, FsBlock, InodeNumber};
 
@@ -88,8 +83,9 @@ impl VolumeRewrite<'_> {
     ) -> Result<()> {
         let found = self.walk_file_map(node)?;
         let end = self.space.end();
-        let moves = found.runs.iter().any(|run| run.start.0 + u64::from(run.blocks) > end)
-            || found.nodes.iter().any(|node| *node >= end);
+        let moves =
+            found.runs.iter().any(|run| run.start.0.saturating_add(run.blocks.into()) > end)
+                || found.nodes.iter().any(|node| *node >= end);
         let file = FileId { inode: to.0, generation: node.generation() };
         let is_sealed_anew = to != node.number || self.rewrites_checksums;
         let mut pieces =
@@ -103,11 +99,11 @@ impl VolumeRewrite<'_> {
         }
         if more > 0 {
             let block_bytes = self.planned.super_.block_bytes;
-            slot.set_size(node.size_bytes + more * u64::from(block_bytes));
+            slot.set_size(node.size_bytes.saturating_add(more.saturating_mul(block_bytes.into())));
             slot.adjust_block_count(more, true, block_bytes);
             let (uid, gid) = node.owner();
             let usage = self.usage.entry([uid, gid, node.project()]).or_default();
-            *usage += i64::try_from(more).unwrap_or(0);
+            *usage = usage.saturating_add(i64::try_from(more).unwrap_or(0));
         }
         if node.has_extents() {
             if !moves && more == 0 && (!is_sealed_anew || found.nodes.is_empty()) {
@@ -128,13 +124,13 @@ impl VolumeRewrite<'_> {
     /// Frees all blocks of a file; returns the number of data blocks.
     pub(crate) fn free_file_blocks(&mut self, node: &Inode) -> Result<u64> {
         let found = self.walk_file_map(node)?;
-        let mut blocks = 0;
+        let mut blocks = 0u64;
         for run in found.runs {
-            blocks += u64::from(run.blocks);
-            self.space.release(run.start.0..run.start.0 + u64::from(run.blocks));
+            blocks = blocks.saturating_add(run.blocks.into());
+            self.space.release(run.start.0..run.start.0.saturating_add(run.blocks.into()));
         }
         for node in found.nodes {
-            self.space.release(node..node + 1);
+            self.space.release(node..node.saturating_add(1));
         }
         Ok(blocks)
     }
@@ -178,9 +174,9 @@ impl VolumeRewrite<'_> {
             let kept = end.saturating_sub(start).min(blocks);
             let mut put = |skip: u64, new: u64, count: u64| {
                 pieces.push(MovedRun {
-                    from: run.from + saturating_u32(skip),
+                    from: run.from.saturating_add(saturating_u32(skip)),
                     blocks: saturating_u32(count),
-                    old: start + skip,
+                    old: start.saturating_add(skip),
                     new,
                     is_unwritten: run.is_unwritten,
                 });
@@ -190,11 +186,12 @@ impl VolumeRewrite<'_> {
             }
             let mut at = kept;
             while at < blocks {
-                let taken = self.space.allocate(blocks - at).ok_or(crate::Error::NoSpace)?;
-                let count = taken.end - taken.start;
+                let taken =
+                    self.space.allocate(blocks.saturating_sub(at)).ok_or(crate::Error::NoSpace)?;
+                let count = taken.end.saturating_sub(taken.start);
                 put(at, taken.start, count);
-                self.moved_blocks += count;
-                at += count;
+                self.moved_blocks = self.moved_blocks.saturating_add(count);
+                at = at.saturating_add(count);
             }
         }
         Ok(pieces)
@@ -202,7 +199,7 @@ impl VolumeRewrite<'_> {
 
     /// Allocates a free block.
     pub(crate) fn allocate_block(&mut self) -> Result<u64> {
-        self.moved_blocks += 1;
+        self.moved_blocks = self.moved_blocks.saturating_add(1);
         let taken = self.space.allocate(1).ok_or(crate::Error::NoSpace)?;
         Ok(taken.start)
     }
@@ -228,7 +225,7 @@ impl VolumeRewrite<'_> {
         }
         let surplus = places.split_off(saturating_usize(needed).min(places.len()));
         for block in surplus {
-            self.space.release(block..block + 1);
+            self.space.release(block..block.saturating_add(1));
         }
         let tree =
             build_extents::build_extent_tree(&extents, block_bytes, &mut places.iter().copied());
@@ -239,14 +236,17 @@ impl VolumeRewrite<'_> {
         }
         // Each node has a cluster of its own.
         let ratio = u64::from(self.planned.super_.cluster_blocks);
-        let (had, has) = (old_nodes.len() as u64 * ratio, needed * ratio);
+        let (had, has) =
+            ((old_nodes.len() as u64).saturating_mul(ratio), needed.saturating_mul(ratio));
         if had != has {
             slot.adjust_block_count(had.abs_diff(has), has > had, block_bytes);
             let (uid, gid) = node.owner();
-            let more = i64::try_from(has).unwrap_or(0) - i64::try_from(had).unwrap_or(0);
+            let more =
+                i64::try_from(has).unwrap_or(0).saturating_sub(i64::try_from(had).unwrap_or(0));
             // A value of an attribute counts by its length, for those who have it.
             if !node.is_ea_inode() {
-                *self.usage.entry([uid, gid, node.project()]).or_default() += more;
+                let usage = self.usage.entry([uid, gid, node.project()]).or_default();
+                *usage = usage.saturating_add(more);
             }
         }
         Ok(pointers)
@@ -279,18 +279,18 @@ impl VolumeRewrite<'_> {
         if levels == 0 {
             let run = moved.range(..=block).next_back();
             let to = run.and_then(|(old, (blocks, new))| {
-                let skip = block - old;
-                (skip < u64::from(*blocks)).then_some(new + skip)
+                let skip = block.saturating_sub(*old);
+                (skip < u64::from(*blocks)).then_some(new.saturating_add(skip))
             });
             return Ok(FsBlock(to.unwrap_or(block)).to_u32()?);
         }
         let was = self.redo.read_old(FsBlock(block), 1)?;
         let mut bytes = was.clone();
-        for nth in 0..u64::from(self.old.super_.block_bytes / 4) {
+        for nth in 0..addresses_per_block(self.old.super_.block_bytes) {
             let below = pointer_at(&was, nth);
             if below != 0 {
-                let to = self.rewrite_pointer(below, levels - 1, moved)?;
-                let _ = put32(&mut bytes, saturating_usize(nth) * 4, to);
+                let to = self.rewrite_pointer(below, levels.saturating_sub(1), moved)?;
+                let _ = set_pointer_at(&mut bytes, nth, to);
             }
         }
         let to = if block >= self.space.end() { self.allocate_block()? } else { block };
@@ -353,11 +353,15 @@ fn runs_to_extents(pieces: &[MovedRun]) -> Vec<Extent> {
         if let Some(last) = extents.last_mut()
             && last.is_unwritten == piece.is_unwritten
             && last.end() == u64::from(from)
-            && last.start.0 + u64::from(last.blocks) == start
+            && last.start.0.saturating_add(last.blocks.into()) == start
         {
-            let more = blocks.min(most - last.blocks);
-            last.blocks += more;
-            (from, start, blocks) = (from + more, start + u64::from(more), blocks - more);
+            let more = blocks.min(most.saturating_sub(last.blocks));
+            last.blocks = last.blocks.saturating_add(more);
+            (from, start, blocks) = (
+                from.saturating_add(more),
+                start.saturating_add(more.into()),
+                blocks.saturating_sub(more),
+            );
         }
         while blocks > 0 {
             let count = blocks.min(most);
@@ -367,15 +371,12 @@ fn runs_to_extents(pieces: &[MovedRun]) -> Vec<Extent> {
                 start: FsBlock(start),
                 is_unwritten: piece.is_unwritten,
             });
-            (from, start, blocks) =
-                (from.saturating_add(count), start + u64::from(count), blocks - count);
+            (from, start, blocks) = (
+                from.saturating_add(count),
+                start.saturating_add(count.into()),
+                blocks.saturating_sub(count),
+            );
         }
     }
     extents
-}
-
-/// Reads an inode number in a list of blocks.
-pub(super) fn read_u32_at(bytes: &[u8], at: usize) -> Result<u32> {
-    le32(bytes, at)
-        .ok_or(OfflineError::Volume(crate::Error::corrupt("directory entry: record length")))
 }

@@ -1,7 +1,5 @@
 //! Quota updates: a rebuilt map may use more or fewer blocks.
 
-#![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a quota file")]
-
 use super::VolumeRewrite;
 use super::maps::MovedRun;
 use crate::format::features::ReadOnlyCompatible;
@@ -28,7 +26,7 @@ impl VolumeRewrite<'_> {
             let Some((size, pieces)) = files.get(inode) else { continue };
             let file = RewrittenQuotaFile { inode: InodeNumber(*inode), size: *size, pieces };
             for (ids, blocks) in &self.usage.clone() {
-                let usage = QuotaUsage { inodes: 0, bytes: blocks * block_bytes };
+                let usage = QuotaUsage { inodes: 0, bytes: blocks.saturating_mul(block_bytes) };
                 if let Some(id) = ids.get(nth) {
                     self.add_usage(&file, kind, *id, usage)?;
                 }
@@ -49,7 +47,7 @@ impl VolumeRewrite<'_> {
             let (block, at) = file.block_location(node, self.old.super_.block_bytes)?;
             let bytes = redo.block(block)?;
             Ok(bytes
-                .get(at..at + saturating_usize(BLOCK_BYTES.into()))
+                .get(at..at.saturating_add(saturating_usize(BLOCK_BYTES.into())))
                 .unwrap_or_default()
                 .to_vec())
         };
@@ -69,8 +67,9 @@ impl VolumeRewrite<'_> {
         let nth = found.ok_or(of_file(missing))?;
         let (block, at) = file.block_location(node, self.old.super_.block_bytes)?;
         self.redo.modify_block(block, |bytes| {
-            let entries =
-                bytes.get_mut(at..at + saturating_usize(BLOCK_BYTES.into())).unwrap_or_default();
+            let entries = bytes
+                .get_mut(at..at.saturating_add(saturating_usize(BLOCK_BYTES.into())))
+                .unwrap_or_default();
             RawEntries::view_mut(entries).map(|entries| entries.add_usage_at(nth, usage))
         })??;
         Ok(())
@@ -86,16 +85,20 @@ struct RewrittenQuotaFile<'a> {
 
 impl RewrittenQuotaFile<'_> {
     /// Returns the planned volume block of a quota block, and the offset in it.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn block_location(&self, nth: u32, block_bytes: u32) -> crate::Result<(FsBlock, usize)> {
-        let at = u64::from(nth) * u64::from(BLOCK_BYTES);
+        let at = u64::from(nth).saturating_mul(u64::from(BLOCK_BYTES));
         let (block, at) = (at / u64::from(block_bytes), at % u64::from(block_bytes));
         let holds = |piece: &&MovedRun| {
             let from = u64::from(piece.from);
-            (from..from + u64::from(piece.blocks)).contains(&block)
+            (from..from.saturating_add(piece.blocks.into())).contains(&block)
         };
         let piece = self.pieces.iter().find(holds);
         let hole = Error::corrupt("quota file: a hole").with_inode(self.inode);
         let piece = piece.ok_or(hole)?;
-        Ok((FsBlock(piece.new + block - u64::from(piece.from)), saturating_usize(at)))
+        Ok((
+            FsBlock(piece.new.saturating_add(block).saturating_sub(piece.from.into())),
+            saturating_usize(at),
+        ))
     }
 }

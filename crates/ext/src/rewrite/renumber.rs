@@ -1,21 +1,14 @@
 //! Renumbering of inodes in directory entries and attributes.
 
-#![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a block")]
-
 use draconis_types::FileType;
 
 use super::VolumeRewrite;
-use super::maps::read_u32_at;
 use crate::InodeNumber;
-use crate::format::dirent::{HEAD_BYTES, rec_len_from_disk};
+use crate::format::dirent::{HEAD_BYTES, RawDirent, rec_len_from_disk};
 use crate::format::inode::Inode;
 use crate::format::inode_slot::InodeSlot;
-use crate::format::{le16, put32};
+use crate::format::xattr::RawXattrEntry;
 use crate::offline::{OfflineError, Result};
-
-/// Bytes of an attribute entry's header, and the offset of its EA inode number.
-const XATTR_ENTRY_BYTES: usize = 16;
-const VALUE_INODE_OFFSET: usize = 4;
 
 impl VolumeRewrite<'_> {
     /// Renumbers the inodes of the entries of a chain.
@@ -26,15 +19,16 @@ impl VolumeRewrite<'_> {
         };
         let mut at = 0;
         while at < chain.len() {
-            let raw = le16(chain, at + 4).ok_or_else(damaged)?;
-            let len = rec_len_from_disk(raw, chain.len());
-            if len < HEAD_BYTES || len > chain.len() - at {
+            let chain_len = chain.len();
+            let entry = RawDirent::view_mut(chain, at).ok_or_else(damaged)?;
+            let len = rec_len_from_disk(entry.rec_len.get(), chain_len);
+            if len < HEAD_BYTES || len > chain_len.saturating_sub(at) {
                 return Err(damaged());
             }
-            if let Some(to) = self.renumbered.get(&read_u32_at(chain, at)?) {
-                let _ = put32(chain, at, *to);
+            if let Some(to) = self.renumbered.get(&entry.inode.get()) {
+                entry.inode.set(*to);
             }
-            at += len;
+            at = at.saturating_add(len);
         }
         Ok(())
     }
@@ -57,18 +51,12 @@ impl VolumeRewrite<'_> {
     /// Renumbers the EA inodes of an attribute list from `at` on; returns true if any changed.
     pub(super) fn renumber_ea_inodes(&self, list: &mut [u8], mut at: usize) -> Result<bool> {
         let mut is_changed = false;
-        while let Some([name_len, _, _, _]) = list.get(at..at + 4) {
-            let name_len = usize::from(*name_len);
-            if list.get(at..at + 4) == Some(&[0; 4]) {
-                break;
-            }
-            let damaged = crate::Error::corrupt("extended attribute: entry");
-            let number = read_u32_at(list, at + VALUE_INODE_OFFSET).map_err(|_| damaged)?;
-            if let Some(to) = self.renumbered.get(&number) {
-                let _ = put32(list, at + VALUE_INODE_OFFSET, *to);
+        while let Some(entry) = RawXattrEntry::view_mut(list, at)? {
+            if let Some(to) = self.renumbered.get(&entry.e_value_inum.get()) {
+                entry.e_value_inum.set(*to);
                 is_changed = true;
             }
-            at += (XATTR_ENTRY_BYTES + name_len).next_multiple_of(4);
+            at = at.saturating_add(entry.len_bytes());
         }
         Ok(is_changed)
     }

@@ -109,7 +109,7 @@ fn set_reserved_blocks(
             return Err(OfflineError::Misuse("-m: at most 50 percent can be reserved".into()));
         }
         Some(Reserved::Ppm(ppm)) => {
-            let blocks = u128::from(super_.blocks) * u128::from(ppm) / 1_000_000;
+            let blocks = u128::from(super_.blocks).saturating_mul(u128::from(ppm)) / 1_000_000;
             u64::try_from(blocks).ok()
         }
         Some(Reserved::Blocks(blocks)) if blocks > super_.blocks / 2 => {

@@ -1,10 +1,5 @@
 //! Adding a journal, as close to the volume's middle as in mke2fs, and removing it.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with block numbers of a checked superblock, far below 2^64"
-)]
-
 use super::{OfflineError, Result, adjust_overhead};
 use crate::format::extent::Extent;
 use crate::format::features::Incompatible;
@@ -22,6 +17,7 @@ use crate::{FsBlock, InodeNumber};
 const JOURNAL: InodeNumber = InodeNumber(JOURNAL_INODE);
 
 /// Adds a journal.
+#[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
 pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> Result<()> {
     let super_ = rework.planned.super_.clone();
     let misuse = |text: String| OfflineError::Misuse(format!("-J size: {text}"));
@@ -39,9 +35,9 @@ pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> R
     let now = rework.now;
     let inode = NewInode {
         mode: 0o100600,
-        size_bytes: u64::from(len) * block_bytes,
+        size_bytes: u64::from(len).saturating_mul(block_bytes),
         links: 1,
-        sectors: owned * (block_bytes / 512),
+        sectors: owned.saturating_mul(block_bytes / 512),
         flags: match super_.incompatible.contains(Incompatible::EXTENTS) {
             true => flags::EXTENTS,
             false => 0,
@@ -59,7 +55,7 @@ pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> R
     raw.s_journal_dev = 0.into();
     raw.s_journal_uuid = [0; 16];
     raw.s_jnl_backup_type = JNL_BACKUP_BLOCKS;
-    let size = u64::from(len) * block_bytes;
+    let size = u64::from(len).saturating_mul(block_bytes);
     let words =
         pointers.into_iter().chain([saturating_u32(size >> 32), crate::format::low32(size)]);
     for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
@@ -80,20 +76,20 @@ fn map_by_extents(rework: &mut VolumeRewrite<'_>, len: u32) -> Result<(IBlock, u
     let mut extents: Vec<Extent> = vec![];
     let mut at = 0;
     while at < len {
-        let want = (len - at).min(crate::format::extent::INIT_MAX_LEN);
+        let want = len.saturating_sub(at).min(crate::format::extent::INIT_MAX_LEN);
         let taken = rework.space.allocate(want.into()).ok_or(OfflineError::NoLogSpace)?;
-        let blocks = saturating_u32(taken.end - taken.start);
+        let blocks = saturating_u32(taken.end.saturating_sub(taken.start));
         write(rework, at, taken.start, blocks, len)?;
         let start = FsBlock(taken.start);
         extents.push(Extent { from: at, blocks, start, is_unwritten: false });
-        at += blocks;
+        at = at.saturating_add(blocks);
     }
     let mut places = vec![];
     for _ in 0..nodes_needed(extents.len() as u64, block_bytes) {
         places.push(rework.allocate_block()?);
     }
-    let of_tree = places.len() as u64 * u64::from(super_.cluster_blocks);
-    let owned = super_.blocks_to_clusters(len.into()) + of_tree;
+    let of_tree = (places.len() as u64).saturating_mul(super_.cluster_blocks.into());
+    let owned = super_.blocks_to_clusters(len.into()).saturating_add(of_tree);
     let tree = build_extent_tree(&extents, block_bytes, &mut places.into_iter())
         .ok_or(OfflineError::NoLogSpace)?;
     let file = crate::FileId { inode: JOURNAL_INODE, generation: 0 };
@@ -105,9 +101,9 @@ fn map_by_extents(rework: &mut VolumeRewrite<'_>, len: u32) -> Result<(IBlock, u
 
 fn map_by_pointers(rework: &mut VolumeRewrite<'_>, len: u32) -> Result<(IBlock, u64)> {
     let block_bytes = rework.planned.super_.block_bytes;
-    let mut owned = 0;
+    let mut owned = 0u64;
     let mut next = || {
-        owned += 1;
+        owned = owned.saturating_add(1);
         rework.space.allocate(1).and_then(|taken| u32::try_from(taken.start).ok())
     };
     let built =
@@ -132,11 +128,16 @@ fn write(rework: &mut VolumeRewrite<'_>, from: u32, at: u64, blocks: u32, len: u
         let bytes = raw_superblock(super_.block_bytes, len, 0, super_.uuid);
         rework.redo.write_free_blocks(FsBlock(at), &bytes)?;
     }
-    let end = (at + u64::from(blocks)) * block_bytes;
-    Ok(rework.redo.zero_free_blocks((at + first) * block_bytes, end, &|_| ())?)
+    let end = at.saturating_add(blocks.into()).saturating_mul(block_bytes);
+    Ok(rework.redo.zero_free_blocks(
+        at.saturating_add(first).saturating_mul(block_bytes),
+        end,
+        &|_| (),
+    )?)
 }
 
 /// Removes the journal, and frees its blocks.
+#[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
 pub(super) fn remove_journal(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     let super_ = &rework.old.super_;
     let Some(number) = super_.journal else {
@@ -146,7 +147,7 @@ pub(super) fn remove_journal(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     let (block, at) = inode_location(super_, &rework.old.groups, number)?;
     let len = saturating_usize(super_.inode_bytes.into());
     let bytes = rework.redo.read_old(block, 1)?;
-    let slot = bytes.get(at..at + len).unwrap_or_default();
+    let slot = bytes.get(at..at.saturating_add(len)).unwrap_or_default();
     let node = Inode::parse_used(slot, number, super_)?;
     let clusters = super_.blocks_to_clusters(rework.free_file_blocks(&node)?)
         / u64::from(super_.cluster_blocks);

@@ -3,11 +3,6 @@
 //! Law: usage is counted from all inodes before any change; quota files and the orphan file have no
 //! owner.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with places in a checked superblock's tables, and blocks of small files"
-)]
-
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
@@ -54,7 +49,14 @@ pub(super) fn apply_changes(
             let block_bytes = saturating_usize(rework.planned.super_.block_bytes.into());
             let block = |_: u32| orphan_file::empty_block(block_bytes);
             let role = Role::OrphanFile(FileId { inode: inode.0, generation: 0 });
-            create_file(rework, inode, role, 0, u64::from(blocks) * block_bytes as u64, &block)?;
+            create_file(
+                rework,
+                inode,
+                role,
+                0,
+                u64::from(blocks).saturating_mul(block_bytes as u64),
+                &block,
+            )?;
             rework.planned.raw.s_orphan_file_inum = inode.0.into();
         }
         Some(false) => {
@@ -131,7 +133,9 @@ fn count_usage(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), 
     for group in 0..super_.groups {
         let mut read: Option<(FsBlock, Vec<u8>)> = None;
         for nth in rework.used_inodes(group)? {
-            let inode = InodeNumber(group * super_.inodes_per_group + nth + 1);
+            let inode = InodeNumber(
+                group.saturating_mul(super_.inodes_per_group).saturating_add(nth).saturating_add(1),
+            );
             if !super_.is_valid_inode(inode) {
                 continue;
             }
@@ -140,13 +144,13 @@ fn count_usage(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), 
                 Some((_, bytes)) => bytes,
                 None => rework.redo.read_old(block, 1)?,
             };
-            let slot = bytes.get_mut(at..at + len).unwrap_or_default();
+            let slot = bytes.get_mut(at..at.saturating_add(len)).unwrap_or_default();
             let slot = InodeSlot::from_bytes(slot)?;
             if slot.links() > 0 && !slot.is_ea_inode() {
                 let (user, group) = slot.owner();
                 let blocks = slot.allocated_bytes(super_.block_bytes).cast_signed();
                 let usage = QuotaUsage {
-                    inodes: 1 + charged_ea_entries(rework, inode, &slot)?,
+                    inodes: charged_ea_entries(rework, inode, &slot)?.saturating_add(1),
                     bytes: blocks,
                 };
                 for account in [
@@ -181,12 +185,12 @@ fn charged_ea_entries(
         let bytes = rework.redo.read_old(block, 1)?;
         all.extend(edit::read_block(&bytes).map_err(|error| error.with_inode(inode))?);
     }
-    let mut count = 0;
+    let mut count = 0i64;
     for value in all.iter().filter_map(NewXattr::ea_inode) {
         let (block, at) = inode_location(super_, &rework.old.groups, value.inode)?;
         let mut bytes = rework.redo.read_old(block, 1)?;
         let of_value = InodeSlot::from_bytes(bytes.get_mut(at..).unwrap_or_default())?;
-        count += i64::from(!of_value.is_ea_inode_of(inode, slot.generation()));
+        count = count.saturating_add(i64::from(!of_value.is_ea_inode_of(inode, slot.generation())));
     }
     Ok(count)
 }
@@ -207,22 +211,30 @@ fn create_file(
             let mut extents: Vec<Extent> = vec![];
             let mut at = 0;
             while at < count {
-                let taken =
-                    rework.space.allocate((count - at).into()).ok_or(OfflineError::NoLogSpace)?;
-                let blocks = saturating_u32(taken.end - taken.start);
+                let taken = rework
+                    .space
+                    .allocate(count.saturating_sub(at).into())
+                    .ok_or(OfflineError::NoLogSpace)?;
+                let blocks = saturating_u32(taken.end.saturating_sub(taken.start));
                 for nth in 0..blocks {
-                    rework.write(role, 0, taken.start + u64::from(nth), block(at + nth), &[])?;
+                    rework.write(
+                        role,
+                        0,
+                        taken.start.saturating_add(nth.into()),
+                        block(at.saturating_add(nth)),
+                        &[],
+                    )?;
                 }
                 let start = FsBlock(taken.start);
                 extents.push(Extent { from: at, blocks, start, is_unwritten: false });
-                at += blocks;
+                at = at.saturating_add(blocks);
             }
             let mut places = vec![];
             for _ in 0..nodes_needed(extents.len() as u64, super_.block_bytes) {
                 places.push(rework.allocate_block()?);
             }
-            let of_tree = places.len() as u64 * u64::from(super_.cluster_blocks);
-            let owned = super_.blocks_to_clusters(count.into()) + of_tree;
+            let of_tree = (places.len() as u64).saturating_mul(super_.cluster_blocks.into());
+            let owned = super_.blocks_to_clusters(count.into()).saturating_add(of_tree);
             let tree = build_extent_tree(&extents, super_.block_bytes, &mut places.into_iter());
             let (pointers, nodes) = tree.ok_or(OfflineError::NoLogSpace)?;
             let file = FileId { inode: inode.0, generation: 0 };
@@ -232,9 +244,9 @@ fn create_file(
             (pointers, owned, flags::EXTENTS)
         }
         false => {
-            let mut owned = 0;
+            let mut owned = 0u64;
             let mut next = || {
-                owned += 1;
+                owned = owned.saturating_add(1);
                 rework.space.allocate(1).and_then(|taken| u32::try_from(taken.start).ok())
             };
             let built = build_indirect_map(&[(0, count)], super_.block_bytes, &mut next)
@@ -246,7 +258,13 @@ fn create_file(
                     }
                     MapPart::Data { at, from, blocks } => {
                         for nth in 0..blocks {
-                            rework.write(role, 0, at + u64::from(nth), block(from + nth), &[])?;
+                            rework.write(
+                                role,
+                                0,
+                                at.saturating_add(nth.into()),
+                                block(from.saturating_add(nth)),
+                                &[],
+                            )?;
                         }
                     }
                 }
@@ -260,7 +278,7 @@ fn create_file(
         mode: 0o100_600,
         size_bytes: size,
         links: 1,
-        sectors: owned * u64::from(super_.block_bytes / 512),
+        sectors: owned.saturating_mul(u64::from(super_.block_bytes / 512)),
         flags: of_map | fixed,
         pointers,
         accessed: now,
@@ -278,7 +296,7 @@ fn delete_file(rework: &mut VolumeRewrite<'_>, inode: InodeNumber) -> Result<()>
     let (block, at) = inode_location(super_, &rework.old.groups, inode)?;
     let len = saturating_usize(super_.inode_bytes.into());
     let bytes = rework.redo.read_old(block, 1)?;
-    let slot = bytes.get(at..at + len).unwrap_or_default();
+    let slot = bytes.get(at..at.saturating_add(len)).unwrap_or_default();
     let node = Inode::parse_used(slot, inode, super_)?;
     rework.free_file_blocks(&node)?;
     rework.write_inode(inode, vec![0; len])
@@ -305,16 +323,19 @@ impl InodeBitmaps {
                 continue;
             }
             let first = super_.first_inode.0.saturating_sub(1);
-            let from = first.saturating_sub(group * per_group).min(per_group);
+            let from = first.saturating_sub(group.saturating_mul(per_group)).min(per_group);
             let bitmap = self.bitmap(rework, group)?;
             if let Some(nth) = Bitmap::new(bitmap, per_group).next_zero(from) {
                 fill(bitmap, BitRun { start: nth, len: 1 }, true);
-                return Ok(InodeNumber(group * per_group + nth + 1));
+                return Ok(InodeNumber(
+                    group.saturating_mul(per_group).saturating_add(nth).saturating_add(1),
+                ));
             }
         }
         Err(OfflineError::Misuse("no inode is free".to_owned()))
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn free_inode(&mut self, rework: &VolumeRewrite<'_>, inode: InodeNumber) -> Result<()> {
         let per_group = rework.old.super_.inodes_per_group;
         let nth = inode.0.saturating_sub(1);

@@ -1,10 +1,5 @@
 //! Changes of an open volume: each call is one transaction, or a few for large data.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with offsets below the largest file, which is checked first"
-)]
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -246,6 +241,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::write`].
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     pub fn fallocate(
         &self,
         number: InodeNumber,
@@ -283,13 +279,14 @@ impl Volume {
         let mut at = saturating_u32(offset / bytes);
         let last = saturating_u32(end.div_ceil(bytes));
         while at < last {
-            let step = last.min(at + saturating_u32(MAX_FALLOCATE_STEP_BYTES / bytes));
+            let step =
+                last.min(at.saturating_add(saturating_u32(MAX_FALLOCATE_STEP_BYTES / bytes)));
             // Each step sets the size, so a commit between two steps leaves no blocks after the
             // end.
             let reserved = self.transact_with_space(0, |tx| {
                 let reserved_to = tx.fallocate_blocks(number, at, step)?;
                 let inode = tx.regular_file(number)?;
-                let reached = end.min(u64::from(reserved_to) * bytes);
+                let reached = end.min(u64::from(reserved_to).saturating_mul(bytes));
                 if !keep && reached > inode.size_bytes {
                     tx.set_size(&inode, reached)?;
                     grown = reached;
@@ -399,6 +396,7 @@ impl Volume {
         let _ = self.transact(|tx| tx.release(inode, users));
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "the divisor is a constant")]
     pub(crate) fn write_chunked(
         &self,
         number: InodeNumber,
@@ -412,15 +410,15 @@ impl Volume {
             // Steps end at aligned boundaries, so that a large write stays contiguous.
             let at = offset.saturating_add(done as u64);
             let skew = saturating_usize(at % MAX_WRITE_STEP_BYTES as u64);
-            let part = rest.get(..MAX_WRITE_STEP_BYTES - skew).unwrap_or(rest);
-            let lent = lent.map(|lent| lent.slice(done..done + part.len()));
+            let part = rest.get(..MAX_WRITE_STEP_BYTES.saturating_sub(skew)).unwrap_or(rest);
+            let lent = lent.map(|lent| lent.slice(done..done.saturating_add(part.len())));
             let write = |tx: &mut Transaction<'_>| tx.write(number, at, part, lent.as_ref());
             let taken = match self.transact_with_space(part.len() as u64, write) {
                 Ok(taken) => taken,
                 Err(Error::NoSpace) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             };
-            done += taken;
+            done = done.saturating_add(taken);
             if taken < part.len() {
                 break;
             }

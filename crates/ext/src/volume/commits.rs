@@ -1,7 +1,5 @@
 //! Commits, syncs and the end of an open volume, and waits for free space.
 
-#![allow(clippy::arithmetic_side_effects, reason = "computes with bytes and blocks in memory")]
-
 use super::Volume;
 use crate::commit::chain::{Chain, ChainDependency, Stage};
 use crate::commit::group_commit::GroupCommit;
@@ -266,12 +264,16 @@ impl Volume {
         };
         let block = u64::from(self.reader.super_.block_bytes);
         let metadata = writing.state.read().batch.blocks.len() as u64;
-        let waiting =
-            (metadata + self.reader.store.write_back.read().dirty_contents as u64) * block;
+        let waiting = metadata
+            .saturating_add(self.reader.store.write_back.read().dirty_contents as u64)
+            .saturating_mul(block);
         // One operation changes few metadata blocks; the reserve also covers deletions.
-        writing
-            .commit_queue
-            .ensure_space(waiting + bytes + bytes / 64 + RESERVED_METADATA_BLOCKS * block)
+        writing.commit_queue.ensure_space(
+            waiting
+                .saturating_add(bytes)
+                .saturating_add(bytes / 64)
+                .saturating_add(RESERVED_METADATA_BLOCKS * block),
+        )
     }
 
     /// Runs a change and retries it on `NoSpace`, after pending frees are durable or clients closed

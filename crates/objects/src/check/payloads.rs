@@ -1,11 +1,4 @@
 //! Payloads, a window of segments at a time: no two share bytes, and each is what was written.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    reason = "only payloads that `Geometry::contains` are kept, and requests cover what they bring"
-)]
-
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -15,7 +8,9 @@ use draconis_types::{Block, PrivateBuffer};
 use super::Checker;
 use super::report::{DamageKind, Owner};
 use super::walk::{IndexSnapshot, WalkItem};
+use crate::codec::{slice_at, to_usize_saturating};
 use crate::entry::{DecodedKey, Key, PayloadRef, decode_key, object_key};
+use crate::superblock::round_down_to_page;
 use crate::{Error, ObjectId};
 
 /// The longest request.
@@ -33,13 +28,14 @@ impl Checker<'_> {
         let mut first = 0;
         while first < geometry.segments {
             let mut end = first;
-            let mut weight = 0;
-            while end < geometry.segments
-                && (end == first
-                    || weight + self.weights[end as usize] <= self.options.memory_bytes)
-            {
-                weight += self.weights[end as usize];
-                end += 1;
+            let mut weight = 0u64;
+            while end < geometry.segments {
+                let more =
+                    self.weights.get(end as usize).map_or(weight, |it| weight.saturating_add(*it));
+                if end > first && more > self.options.memory_bytes {
+                    break;
+                }
+                (weight, end) = (more, end.saturating_add(1));
             }
             if weight > 0 {
                 let from = geometry.start_of(first);
@@ -51,7 +47,7 @@ impl Checker<'_> {
 
     fn check_window(&mut self, map: &IndexSnapshot, window: Range<u64>) {
         let geometry = self.core.checkpoints.superblock.geometry;
-        let span = |at: u64, len: u32, of| Span { from: at, to: at + u64::from(len), of };
+        let span = |at: u64, len: u32, of| Span { from: at, to: at.saturating_add(len.into()), of };
         let mut spans: Vec<Span> = vec![];
         let mut payloads: Vec<Payload> = vec![];
         let chunks = self.chunk_ptrs().into_iter().filter(|ptr| window.contains(&ptr.at));
@@ -61,7 +57,7 @@ impl Checker<'_> {
                 spans.push(span(ptr.at, ptr.len, None))
             }
             WalkItem::Live(of, data) if window.contains(&data.at) => {
-                spans.push(span(data.at + u64::from(data.skip), data.len, of));
+                spans.push(span(data.at.saturating_add(data.skip.into()), data.len, of));
             }
             WalkItem::Payload(name, data)
                 if window.contains(&data.at)
@@ -116,8 +112,8 @@ impl Checker<'_> {
             while flying.len() < depth && !rest.is_empty() {
                 let (extent, count) = self.plan_request(rest);
                 let (these, others) = rest.split_at(count);
-                let block =
-                    Block::from(PrivateBuffer::new_uninitialized(extent.len_bytes as usize));
+                let len = to_usize_saturating(extent.len_bytes);
+                let block = Block::from(PrivateBuffer::new_uninitialized(len));
                 let answer = self.core.log.io.disk.read(extent, block, Urgency::Ahead);
                 flying.push_back((extent.start_bytes, these, answer));
                 rest = others;
@@ -134,21 +130,24 @@ impl Checker<'_> {
 
     /// Returns the request that reads the first of `payloads`, and how many it covers.
     fn plan_request(&self, payloads: &[Payload]) -> (Extent, usize) {
-        let page = u64::from(self.core.checkpoints.superblock.geometry.page_bytes);
-        let start = payloads[0].data.at / page * page;
+        let page_bytes = self.core.checkpoints.superblock.geometry.page_bytes;
+        let first = payloads.first().map_or(0, |payload| payload.data.at);
+        let start = round_down_to_page(first, page_bytes);
         let mut end = start;
-        let mut count = 0;
+        let mut count = 0usize;
         for payload in payloads {
-            let is_near = payload.data.at <= end + MAX_GAP_BYTES;
+            let is_near = payload.data.at <= end.saturating_add(MAX_GAP_BYTES);
             let behind = payload.data.end().max(end);
-            if count > 0 && (!is_near || behind - start > MAX_REQUEST_BYTES) {
+            if count > 0 && (!is_near || behind.saturating_sub(start) > MAX_REQUEST_BYTES) {
                 break;
             }
             end = behind;
-            count += 1;
+            count = count.saturating_add(1);
         }
         // Segments end on pages, so this stays on the disk.
-        (Extent::new(start, (end - start).next_multiple_of(page).max(page)), count)
+        let page = u64::from(page_bytes);
+        let len = end.saturating_sub(start).next_multiple_of(page).max(page);
+        (Extent::new(start, len), count)
     }
 
     fn verify_payload(&mut self, payload: &Payload, start: u64, bytes: Option<&[u8]>) {
@@ -157,19 +156,17 @@ impl Checker<'_> {
             return;
         }
         let io = self.core.log.io.clone();
-        let verified = match bytes {
-            Some(bytes) => {
-                let from = (data.at - start) as usize;
-                io.verify_payload(data, &bytes[from..from + data.stored as usize])
-            }
+        let len = data.stored as usize;
+        let verified = match bytes.and_then(|bytes| slice_at(bytes, start, data.at, len)) {
+            Some(stored) => io.verify_payload(data, stored),
             // The request failed, perhaps because of another payload.
             None => {
-                let page = u64::from(self.core.checkpoints.superblock.geometry.page_bytes);
-                let first = data.at / page * page;
-                let len = (data.end() - first).next_multiple_of(page);
-                io.read_pages_uncached(first, len as usize).and_then(|bytes| {
-                    let from = (data.at - first) as usize;
-                    io.verify_payload(data, &bytes[from..from + data.stored as usize])
+                let page_bytes = self.core.checkpoints.superblock.geometry.page_bytes;
+                let first = round_down_to_page(data.at, page_bytes);
+                let pages = data.end().saturating_sub(first).next_multiple_of(page_bytes.into());
+                let gone = Error::Corrupt { what: "a payload behind the end", at_bytes: data.at };
+                io.read_pages_uncached(first, to_usize_saturating(pages)).and_then(|bytes| {
+                    io.verify_payload(data, slice_at(&bytes, first, data.at, len).ok_or(gone)?)
                 })
             }
         };

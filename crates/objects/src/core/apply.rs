@@ -1,10 +1,5 @@
 //! Applies a group: payloads and entries to the commit, entries to the active memtable.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    reason = "places in a group of this process's own, which was looked at before"
-)]
-
+use crate::codec::to_usize_saturating;
 use crate::core::Core;
 use crate::entry::{
     Entry, INLINE_VALUE_MAX, Key, ObjectRecord, extent_key, name_key, object_key, value_key,
@@ -35,7 +30,10 @@ impl Core {
                 GroupOp::Truncate { id, len } => {
                     let record = self.object_record(id)?;
                     if len < record.len {
-                        self.put_entry(extent_key(id, len), record.hole(u64::MAX - len))?;
+                        self.put_entry(
+                            extent_key(id, len),
+                            record.hole(u64::MAX.saturating_sub(len)),
+                        )?;
                     }
                     self.set_object(id, ObjectRecord { len, ..record })?;
                 }
@@ -92,16 +90,17 @@ impl Core {
         let step = self.log.payload_max() as u64;
         let mut rest = bytes;
         while !rest.is_empty() {
-            let len = (step - offset % step).min(rest.len() as u64) as usize;
+            let left = step.saturating_sub(offset.checked_rem(step).unwrap_or(0)).max(1);
+            let len = to_usize_saturating(left).min(rest.len());
             let (payload, others) = rest.split_at(len);
             let key = extent_key(id, offset);
             let replaced_after = self.payload_age(&key);
             let kind = PayloadKind::Written { hint: record.hint, replaced_after };
             self.levels.put_payload(&mut self.log, key, payload, (kind, None))?;
-            offset += len as u64;
+            offset = offset.saturating_add(len as u64);
             rest = others;
         }
-        let len = record.len.max(at + bytes.len() as u64);
+        let len = record.len.max(at.saturating_add(bytes.len() as u64));
         if len != record.len {
             self.set_object(id, ObjectRecord { len, ..record })?;
         }
@@ -131,7 +130,7 @@ impl Core {
         self.delete_value_object(&key)?;
         if value.len() <= INLINE_VALUE_MAX {
             // An inline value advances the clock as a payload of its length does.
-            self.log.clock += value.len() as u64;
+            self.log.clock = self.log.clock.saturating_add(value.len() as u64);
             return self.put_entry(key, Entry::Inline(value.into()));
         }
         if value.len() <= self.log.payload_max() {
@@ -143,7 +142,7 @@ impl Core {
         self.next_id = self.next_id.saturating_add(1);
         let record = ObjectRecord { is_value: true, ..ObjectRecord::new(LifetimeHint::Unknown) };
         self.write(id, record, 0, value)?;
-        self.value_objects += 1;
+        self.value_objects = self.value_objects.saturating_add(1);
         self.put_entry(key, Entry::ValueObject(id, value.len() as u64))
     }
 
@@ -162,7 +161,7 @@ impl Core {
             return Ok(());
         }
         if let Some(Entry::ValueObject(id, _)) = self.levels.index().get(&*self.log.io, key)? {
-            self.value_objects -= 1;
+            self.value_objects = self.value_objects.saturating_sub(1);
             self.delete_object(id)?;
         }
         Ok(())

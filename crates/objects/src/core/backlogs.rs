@@ -1,6 +1,4 @@
 //! Backlogs of maintenance: how they grow with the bytes that are written.
-#![allow(clippy::arithmetic_side_effects, reason = "counts of this process's own")]
-
 use crate::backlog::Backlog;
 use crate::core::Core;
 
@@ -54,10 +52,11 @@ impl Core {
             counting.debt.grow(paid.all, counting.work(), log_bytes / 2);
         }
         if let Some(folding) = &mut levels.compaction {
-            folding.debt.grow(paid.log, folding.pairs() + 1, log_bytes / 16);
+            folding.debt.grow(paid.log, folding.pairs().saturating_add(1), log_bytes / 16);
         }
         if let Some(merging) = &mut levels.tree_merge {
-            merging.debt.grow(paid.log, merging.layer.pairs.len() as u64 + 1, merging.span);
+            let work = merging.layer.pairs.len().saturating_add(1) as u64;
+            merging.debt.grow(paid.log, work, merging.span);
         }
         self.grow_cleaning_backlog(paid.brought);
     }
@@ -66,7 +65,8 @@ impl Core {
     pub fn grow_cleaning_backlog(&mut self, bytes: u64) {
         if let Some(cleaning) = &self.cleaner.cleaning {
             let segment_bytes = u64::from(self.log.segments.geometry.segment_bytes);
-            let span = cleaning.dead * 64 / self.cleaning_rate_64ths();
+            let dead_64ths = cleaning.dead.saturating_mul(64);
+            let span = dead_64ths.checked_div(self.cleaning_rate_64ths()).unwrap_or(dead_64ths);
             self.backlogs.cleaning.grow(bytes, segment_bytes, span);
         }
     }
@@ -75,9 +75,9 @@ impl Core {
     /// missing, cleaning frees one byte per written byte; the more is missing, the more.
     fn cleaning_rate_64ths(&self) -> u64 {
         let low = self.reserve.cleaning_threshold_segments as u64;
-        let missing = low.saturating_sub(
-            (self.log.segments.free_segments() + self.segments_awaiting_checkpoint()) as u64,
-        );
-        (missing * 64 * 8 / low.max(1)).clamp(8, 4 * 64)
+        let free = self.log.segments.free_segments();
+        let missing =
+            low.saturating_sub(free.saturating_add(self.segments_awaiting_checkpoint()) as u64);
+        missing.saturating_mul(64 * 8).checked_div(low).unwrap_or(0).clamp(8, 4 * 64)
     }
 }

@@ -9,12 +9,7 @@
 //! Law 2: groups that only free space may use the delete reserve; others are refused before it is
 //! touched.
 //! Law 3: repeating a refused request costs nothing.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    reason = "counts of segments and bytes of one disk"
-)]
-
+use crate::codec::to_usize_saturating;
 use crate::core::Core;
 use crate::layout::Layout;
 use crate::required_io::MissPolicy;
@@ -51,22 +46,26 @@ pub(crate) struct Reserve {
 
 impl Reserve {
     /// Returns the reserves of a store of this geometry.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "`Geometry` bounds segments and their bytes, a layout its streams and its log"
+    )]
     pub fn for_layout(geometry: &Geometry, layout: &dyn Layout) -> Self {
         let (segment_bytes, log_bytes) = (u64::from(geometry.segment_bytes), layout.log_bytes());
         let segments = geometry.segments as usize;
         // Most segments that a checkpoint after a whole log takes: for the log's commit, for nodes,
         // and for a run with the record.
-        let upkeep = 3 + log_bytes.div_ceil(segment_bytes) as usize;
+        let upkeep = 3 + to_usize_saturating(log_bytes.div_ceil(segment_bytes));
         // Cleaning that many together gains more than the pages of the checkpoint after it, even if
         // only a sixteenth of each is dead.
-        let pages = (u64::from(geometry.page_bytes) * 64).div_ceil(segment_bytes) as usize;
-        let reserved_segments = upkeep + 4 + pages;
+        let pages = (u64::from(geometry.page_bytes) * 64).div_ceil(segment_bytes);
+        let reserved_segments = upkeep + 4 + to_usize_saturating(pages);
         // A store of few segments cannot spare any for bursts.
         let unusable_segments = reserved_segments + (layout.streams() + 3).min(segments / 8 + 2);
         // The target of `reclaim_segments`, and the segments filled until a checkpoint frees
         // cleaned ones. The cleaner keeps up with writes when an eighth is missing; another eighth
         // is for bursts: long commits, merged runs.
-        let filled = (log_bytes * 2).div_ceil(segment_bytes) as usize;
+        let filled = to_usize_saturating((log_bytes * 2).div_ceil(segment_bytes));
         let cleaning_threshold_segments = (unusable_segments + 2 + filled) * 8 / 7 + 1;
         // Each stream has an open segment and a next one. Segments have unusable ends, and cleaning
         // has to gain something.
@@ -91,12 +90,12 @@ impl Core {
     pub fn checkpoint_segments(&self) -> usize {
         // On the disk a pair takes at most half of its memory.
         let run_bytes = self.levels.unflushed_memtable_bytes() as u64 / 2;
-        3 + run_bytes.div_ceil(self.segment_bytes()) as usize
+        to_usize_saturating(run_bytes.div_ceil(self.segment_bytes())).saturating_add(3)
     }
 
     /// Returns true if runs are so large that they must be merged before more is admitted.
     fn must_merge_runs(&self, needed_bytes: u64) -> bool {
-        let few = self.reserve.reserved_segments as u64 * self.segment_bytes() / 4;
+        let few = (self.reserve.reserved_segments as u64).saturating_mul(self.segment_bytes()) / 4;
         !self.has_space_beside_merge(needed_bytes)
             && self.merge_reserve_bytes() > (self.reserve.capacity_bytes / 32).min(few)
     }
@@ -109,30 +108,32 @@ impl Core {
 
     /// Returns the bytes that a merge writes before it frees the merged runs.
     fn merge_reserve_bytes(&self) -> u64 {
-        self.levels.run_bytes() + self.log.bytes
+        self.levels.run_bytes().saturating_add(self.log.bytes)
     }
 
     /// Returns true if so many more bytes leave enough space for a merge.
     pub fn has_space_beside_merge(&self, needed_bytes: u64) -> bool {
-        let (bytes, capacity) =
-            (self.log.segments.total_rewrite_bytes() + needed_bytes, self.reserve.capacity_bytes);
+        let bytes = self.log.segments.total_rewrite_bytes().saturating_add(needed_bytes);
+        let capacity = self.reserve.capacity_bytes;
         // Runs are live, too: this mostly decides without visiting them.
-        bytes * 2 + self.log.bytes <= capacity || bytes + self.merge_reserve_bytes() <= capacity
+        bytes.saturating_mul(2).saturating_add(self.log.bytes) <= capacity
+            || bytes.saturating_add(self.merge_reserve_bytes()) <= capacity
     }
 
     /// Returns the segments that a group of so many bytes takes. The unused end of each is shorter
     /// than the next payload.
     fn segments_needed(&self, bytes: u64) -> usize {
-        let gap = self.log.payload_max() as u64
-            + u64::from(self.checkpoints.superblock.geometry.page_bytes) * 2;
+        let pages = u64::from(self.checkpoints.superblock.geometry.page_bytes).saturating_mul(2);
+        let gap = pages.saturating_add(self.log.payload_max() as u64);
         let usable = self.segment_bytes().saturating_sub(gap).max(self.segment_bytes() / 4);
-        bytes.div_ceil(usable) as usize
+        to_usize_saturating(bytes.div_ceil(usable))
     }
 
     /// Returns the bytes of segments that groups cannot fill.
     fn reserved_bytes(&self) -> u64 {
         let geometry = &self.checkpoints.superblock.geometry;
-        (u64::from(geometry.segments) * self.segment_bytes())
+        u64::from(geometry.segments)
+            .saturating_mul(self.segment_bytes())
             .saturating_sub(self.reserve.capacity_bytes)
     }
 
@@ -140,7 +141,7 @@ impl Core {
     pub fn ensure_space(&mut self, needed_bytes: u64, frees: bool) -> Result<()> {
         let kept =
             if frees { self.reserve.reserved_segments } else { self.reserve.unusable_segments };
-        let needed = self.segments_needed(needed_bytes) + kept;
+        let needed = self.segments_needed(needed_bytes).saturating_add(kept);
         let is_roomy = match frees {
             true => !self.must_merge_runs(needed_bytes),
             false => self.has_space_beside_merge(needed_bytes),
@@ -161,8 +162,9 @@ impl Core {
         // freed segments.
         let is_enough = match frees {
             true => {
-                self.log.segments.free_segments() + self.reserve.reserved_segments
-                    > needed + self.checkpoint_segments()
+                let free = self.log.segments.free_segments();
+                free.saturating_add(self.reserve.reserved_segments)
+                    > needed.saturating_add(self.checkpoint_segments())
             }
             false => {
                 self.log.segments.free_segments() >= needed
@@ -206,12 +208,14 @@ impl Core {
     }
 
     pub fn no_space(&self, needed_bytes: u64) -> Error {
-        let held = self.log.segments.total_rewrite_bytes() + self.merge_reserve_bytes();
+        let held = self.log.segments.total_rewrite_bytes();
+        let held = held.saturating_add(self.merge_reserve_bytes());
         let by_bytes = self.reserve.capacity_bytes.saturating_sub(held);
         // Not more than was searched for.
         let segments =
             self.log.segments.free_segments().saturating_sub(self.reserve.unusable_segments) as u64;
-        let free_bytes = by_bytes.min(segments * self.segment_bytes() / 4 * 3);
+        let free_bytes =
+            by_bytes.min((segments.saturating_mul(self.segment_bytes()) / 4).saturating_mul(3));
         Error::NoSpace { needed_bytes, free_bytes, kept_bytes: self.reserved_bytes() }
     }
 
@@ -224,7 +228,7 @@ impl Core {
     /// merging drops hidden entries, and checkpoints free the segments of both. Each needs a little
     /// space itself.
     pub fn reclaim_segments(&mut self, needed: usize) -> Result<()> {
-        let (start, mut in_vain) = (self.log.segments.free_segments(), 0);
+        let (start, mut in_vain) = (self.log.segments.free_segments(), 0usize);
         let mut best = start;
         let (mut is_counted, mut is_merged) = (false, false);
         loop {
@@ -263,10 +267,12 @@ impl Core {
             }
             // A waiter cleans only for the missing segments and for the checkpoint that frees them,
             // unless that gains nothing.
-            let waiting = self.cleaner.since.len() + self.cleaner.before.len();
-            let missing = needed + self.checkpoint_segments() - self.log.segments.free_segments();
+            let waiting = self.cleaner.since.len().saturating_add(self.cleaner.before.len());
+            let wanted = needed.saturating_add(self.checkpoint_segments());
+            let missing = wanted.saturating_sub(self.log.segments.free_segments());
             let is_enough = in_vain < FUTILE_CHECKPOINTS_MAX / 2 && waiting >= missing;
-            let can_clean = self.log.segments.free_segments() > self.checkpoint_segments() + 1;
+            let can_clean =
+                self.log.segments.free_segments() > self.checkpoint_segments().saturating_add(1);
             let is_due = is_enough
                 || self.log.segments.has_empty()
                 || !can_clean
@@ -281,10 +287,10 @@ impl Core {
                     is_counted = true;
                 }
                 self.checkpoint_now()?;
-                in_vain += 1;
+                in_vain = in_vain.saturating_add(1);
                 if self.log.segments.free_segments() > best {
                     (best, in_vain) = (self.log.segments.free_segments(), 0);
-                } else if self.log.segments.free_segments() + 1 < start {
+                } else if self.log.segments.free_segments().saturating_add(1) < start {
                     // It costs more than it gains.
                     return Ok(());
                 }
@@ -297,7 +303,7 @@ impl Core {
     /// Returns the number of segments that are free after one or two checkpoints.
     pub fn segments_awaiting_checkpoint(&self) -> usize {
         let emptied = self.checkpoints.written.as_ref().map_or(0, |written| written.emptied.len());
-        emptied + self.cleaner.since.len() + self.cleaner.before.len()
+        emptied.saturating_add(self.cleaner.since.len()).saturating_add(self.cleaner.before.len())
     }
 
     /// Returns true if a segment only waits for a checkpoint.
@@ -322,7 +328,7 @@ impl Core {
                 && (all || !segment.is_index || used < len / 16)
                 && !self.is_cleaned(number);
             let age = self.log.clock.saturating_sub(segment.closed).max(1);
-            (is_candidate && used < len - len / 64)
+            (is_candidate && used < len.saturating_sub(len / 64))
                 .then(|| (self.log.layout.cleaning_benefit(used, len, age), number))
         };
         let worths = (0..).zip(&self.log.segments.all).filter_map(worth);
@@ -372,7 +378,10 @@ impl Core {
                     self.log.segments.free_segments(),
                     self.checkpoints.pinned_segments.is_empty(),
                 );
-                if free <= self.checkpoint_segments() + 1 && can_clean && self.clean_best()? {
+                if free <= self.checkpoint_segments().saturating_add(1)
+                    && can_clean
+                    && self.clean_best()?
+                {
                     self.finish_cleaning()?;
                     self.checkpoint_now()?;
                 }
@@ -389,10 +398,9 @@ impl Core {
     /// Returns the most pairs that one step may merge into the tree: each may change a leaf and the
     /// path to it.
     pub fn max_pairs_per_merge_step(&self) -> usize {
-        let room = self.log.segments.free_segments().saturating_sub(self.checkpoint_segments())
-            as u64
-            * self.segment_bytes();
-        let pages = room / u64::from(self.checkpoints.superblock.geometry.page_bytes);
-        (pages as usize / 4).clamp(1, 256)
+        let free = self.log.segments.free_segments().saturating_sub(self.checkpoint_segments());
+        let room = (free as u64).saturating_mul(self.segment_bytes());
+        let page_bytes = u64::from(self.checkpoints.superblock.geometry.page_bytes);
+        to_usize_saturating(room.checked_div(page_bytes).unwrap_or(0) / 4).clamp(1, 256)
     }
 }

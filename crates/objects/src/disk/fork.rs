@@ -11,11 +11,6 @@
 //! Law 3: a range that a child frees becomes zeros that stay in the tree.
 //! Law 4: extents move between neighbours in one group each. After each group all readers see the
 //! same bytes as before.
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "`is_valid_for_key` bounds decoded entries, so their ends do not overflow"
-)]
-
 use std::ops::ControlFlow;
 
 use crate::core::Core;
@@ -55,15 +50,15 @@ impl Core {
             self.own_extents(child, (at, u64::MAX), u64::MAX, MAX_MOVED_ENTRIES)?;
         let mut hidden: Vec<(u64, u64)> = vec![];
         for (at, entry) in hiding {
-            let end = at + entry.covered_bytes();
+            let end = entry.end_from(at);
             if !self.own_extents(parent, (at, end), u64::MAX, 1)?.0.is_empty() {
                 hidden.push((at, end));
             }
         }
         if !hidden.is_empty() {
-            self.apply_as_group((hidden.len() as u64 * 96, true), 0, |core| {
+            self.apply_as_group(((hidden.len() as u64).saturating_mul(96), true), 0, |core| {
                 hidden.into_iter().try_for_each(|(at, end)| {
-                    core.put_entry(extent_key(parent, at), Entry::Hole(end - at))
+                    core.put_entry(extent_key(parent, at), Entry::Hole(end.saturating_sub(at)))
                 })
             })?;
         }
@@ -88,29 +83,30 @@ impl Core {
         let (mut own, mut next) =
             self.own_extents(from, (at, u64::MAX), MAX_MOVED_BYTES, MAX_MOVED_ENTRIES)?;
         let mut moved: Vec<(u64, MovedExtent)> = vec![];
-        let mut bytes = 0;
-        let mut done = 0;
+        let mut bytes = 0u64;
+        let mut done = 0usize;
         for (at, entry) in &mut own {
-            let end = *at + entry.covered_bytes();
+            let end = entry.end_from(*at);
             let (shown, reached) = match into {
                 JoinTarget::Child => self.own_extent_gaps(child, (*at, end))?,
                 JoinTarget::Parent => (vec![(*at, end)], end),
             };
             for (from, to) in shown {
                 let (at, entry) = (*at, &*entry);
-                let piece = match entry.part(from - at, to - from) {
+                let len = to.saturating_sub(from);
+                let piece = match entry.part(from.saturating_sub(at), len) {
                     Entry::Data(data) => MovedExtent::Bytes(self.read_payload(&data)?),
                     // Without a further parent, a gap reads as zeros.
-                    _ if below.is_none() => MovedExtent::Hole(to - from),
-                    _ => MovedExtent::Zeros(to - from),
+                    _ if below.is_none() => MovedExtent::Hole(len),
+                    _ => MovedExtent::Zeros(len),
                 };
-                bytes += piece.bytes().len() as u64;
+                bytes = bytes.saturating_add(piece.bytes().len() as u64);
                 moved.push((from, piece));
             }
-            done += 1;
+            done = done.saturating_add(1);
             if reached < end {
                 // One stretch of zeros hides much: the next group moves the rest.
-                (*entry, next) = (entry.part(0, reached - *at), Some(reached));
+                (*entry, next) = (entry.part(0, reached.saturating_sub(*at)), Some(reached));
                 break;
             }
         }
@@ -118,7 +114,8 @@ impl Core {
         if own.is_empty() {
             return Ok(None);
         }
-        let room = bytes + bytes / 64 + (moved.len() as u64 + 1) * 192;
+        let entries = moved.len().saturating_add(1).saturating_mul(192) as u64;
+        let room = bytes.saturating_add(bytes / 64).saturating_add(entries);
         self.apply_as_group((room, bytes == 0), bytes, |core| {
             for (at, piece) in &moved {
                 match piece {
@@ -177,7 +174,8 @@ impl Core {
         if above.children as usize != over.len() && into == JoinTarget::Parent {
             return Err(Error::Misuse("not all that are over an object are known"));
         }
-        let needed = 192 * (over.len() + names.len() + 4) as u64;
+        let entries = over.len().saturating_add(names.len()).saturating_add(4);
+        let needed = entries.saturating_mul(192) as u64;
         self.apply_as_group((needed, true), 0, |core| {
             core.put_entry(extent_key(ends, 0), Entry::Hole(u64::MAX))?;
             core.put_entry(object_key(ends), Entry::Tombstone)?;
@@ -229,7 +227,7 @@ impl Core {
         entries: usize,
     ) -> Result<(OwnExtents, Option<u64>)> {
         let mut own: OwnExtents = vec![];
-        let (mut taken, mut next) = (0, None);
+        let (mut taken, mut next) = (0u64, None);
         let _ = self.levels.index().resolve_range(
             &*self.log.io,
             id,
@@ -237,9 +235,9 @@ impl Core {
             &mut None,
             &mut |at, entry| {
                 if let Entry::Data(data) = &entry {
-                    taken += u64::from(data.len);
+                    taken = taken.saturating_add(data.len.into());
                 }
-                let end = at + entry.covered_bytes();
+                let end = entry.end_from(at);
                 own.push((at, entry));
                 if own.len() >= entries || taken >= bytes {
                     next = Some(end);
@@ -267,7 +265,7 @@ impl Core {
                 if at > done {
                     gaps.push((done, at));
                 }
-                done = at + entry.covered_bytes();
+                done = entry.end_from(at);
                 match gaps.len() < MAX_MOVED_ENTRIES {
                     true => ControlFlow::Continue(()),
                     false => ControlFlow::Break(()),
@@ -312,10 +310,10 @@ pub(crate) fn count_own_bytes(
     nodes: &dyn NodeSource,
     id: ObjectId,
 ) -> Result<u64> {
-    let mut bytes = 0;
+    let mut bytes = 0u64;
     let _ = index.resolve_range(nodes, id, (0, u64::MAX), &mut None, &mut |_, entry| {
         if let Entry::Data(data) = entry {
-            bytes += u64::from(data.len);
+            bytes = bytes.saturating_add(data.len.into());
         }
         ControlFlow::Continue(())
     })?;

@@ -8,17 +8,11 @@
 //! Law 2: an entry that is replaced within one memtable is reported to the caller, because its
 //! bytes are dead at once. Entries hidden in older memtables and runs are accounted later, once.
 //! Law 3: older entries under an unreadable range are not shown, because it may have hidden them.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    reason = "`is_valid_for_key` bounds decoded entries, so their ends do not overflow, and slots are masked"
-)]
-
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::range_filter::RangeFilter;
+use crate::codec::{low_u32, to_u32_saturating};
 use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key};
 use crate::{Error, ObjectId, Result};
 
@@ -34,10 +28,10 @@ pub(crate) struct Memtable {
 pub(crate) fn weight(key: &Key, entry: &Entry) -> usize {
     let spilled = if key.spilled() { key.len() } else { 0 };
     let sums = match entry {
-        Entry::Data(data) if data.sums.spilled() => data.sums.len() * 8,
+        Entry::Data(data) if data.sums.spilled() => data.sums.len().saturating_mul(8),
         _ => 0,
     };
-    100 + spilled + sums
+    sums.saturating_add(spilled).saturating_add(100)
 }
 
 impl Memtable {
@@ -46,7 +40,7 @@ impl Memtable {
         match decode_key(&key) {
             Some(DecodedKey::Extent(id, at)) => self.set_extent(id, at, key, entry, dead),
             _ => {
-                self.bytes += weight(&key, &entry);
+                self.bytes = self.bytes.saturating_add(weight(&key, &entry));
                 if let Some(Entry::Data(old)) = self.map.insert(key, entry) {
                     dead(&old);
                 }
@@ -62,19 +56,20 @@ impl Memtable {
         entry: Entry,
         dead: &mut dyn FnMut(&PayloadRef),
     ) {
-        let end = at + entry.covered_bytes();
+        let end = entry.end_from(at);
         // The interval that begins before and reaches in.
         let before = self.map.range_mut::<Key, _>(extent_key(id, 0)..key.clone()).next_back();
         if let Some((old_key, old)) = before
             && let Some(DecodedKey::Extent(_, old_at)) = decode_key(old_key)
-            && old_at + old.covered_bytes() > at
+            && old.end_from(old_at) > at
         {
-            let old_end = old_at + old.covered_bytes();
+            let old_end = old.end_from(old_at);
             let whole = std::mem::replace(old, Entry::Tombstone);
-            *old = whole.part(0, at - old_at);
+            *old = whole.part(0, at.saturating_sub(old_at));
             self.report_dead_part(&whole, old_at, at, end.min(old_end), dead);
             if old_end > end {
-                self.insert_extent(id, end, whole.part(end - old_at, old_end - end));
+                let (from, len) = (end.saturating_sub(old_at), old_end.saturating_sub(end));
+                self.insert_extent(id, end, whole.part(from, len));
             }
         }
         // Intervals that begin inside.
@@ -86,21 +81,22 @@ impl Memtable {
         for old_key in inside {
             let Some(old) = self.map.remove(&old_key) else { continue };
             let Some(DecodedKey::Extent(_, old_at)) = decode_key(&old_key) else { continue };
-            let old_end = old_at + old.covered_bytes();
+            let old_end = old.end_from(old_at);
             self.report_dead_part(&old, old_at, old_at, end.min(old_end), dead);
             if old_end > end {
-                self.insert_extent(id, end, old.part(end - old_at, old_end - end));
+                let (from, len) = (end.saturating_sub(old_at), old_end.saturating_sub(end));
+                self.insert_extent(id, end, old.part(from, len));
             }
         }
         if end > at {
-            self.bytes += weight(&key, &entry);
+            self.bytes = self.bytes.saturating_add(weight(&key, &entry));
             self.map.insert(key, entry);
         }
     }
 
     fn insert_extent(&mut self, id: ObjectId, at: u64, entry: Entry) {
         let key = extent_key(id, at);
-        self.bytes += weight(&key, &entry);
+        self.bytes = self.bytes.saturating_add(weight(&key, &entry));
         self.map.insert(key, entry);
     }
 
@@ -113,7 +109,8 @@ impl Memtable {
         dead: &mut dyn FnMut(&PayloadRef),
     ) {
         if let Entry::Data(data) = old {
-            dead(&data.part((from - old_at) as u32, (to - from) as u32));
+            let (from, len) = (from.saturating_sub(old_at), to.saturating_sub(from));
+            dead(&data.part(to_u32_saturating(from), to_u32_saturating(len)));
         }
     }
 
@@ -166,16 +163,21 @@ impl UnreadableRange {
 /// Indexes that fit a slot.
 const MAX_SLOTTED_PAIRS: usize = (1 << 24) - 1;
 
+#[allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "`empty_slots` makes a power of two of slots, of which the mask selects one"
+)]
 fn insert_slot(slots: &mut [u32], key: &[u8], index: usize) {
     if index >= MAX_SLOTTED_PAIRS {
         return;
     }
     let (mask, hash) = (slots.len() - 1, hash(key));
-    let mut at = hash as usize & mask;
+    let mut at = low_u32(hash) as usize & mask;
     while slots[at] != 0 {
         at = (at + 1) & mask;
     }
-    slots[at] = ((hash >> 56) as u32) << 24 | (index as u32 + 1);
+    slots[at] = ((hash >> 56) as u32) << 24 | (to_u32_saturating(index as u64) + 1);
 }
 
 /// Hashes a key, for [`SortedLookup::get`].
@@ -236,13 +238,14 @@ impl ImmutableMemtable {
     /// Creates an empty memtable with capacity for the merge of both.
     pub(super) fn with_merge_capacity(newer: &Self, older: &Self) -> Self {
         // An interval may split another one: that adds a pair.
-        let most = older.pairs.len() + newer.pairs.len() * 2;
+        let pairs = older.pairs.len().saturating_add(newer.pairs.len());
+        let blocks = newer.touched.pieces.saturating_add(older.touched.pieces);
         Self {
-            pairs: Vec::with_capacity(older.pairs.len() + newer.pairs.len()),
+            pairs: Vec::with_capacity(pairs),
             bytes: 0,
-            slots: empty_slots(most),
+            slots: empty_slots(pairs.saturating_add(newer.pairs.len())),
             slotted: 0,
-            touched: RangeFilter::with_block_capacity(newer.touched.pieces + older.touched.pieces),
+            touched: RangeFilter::with_block_capacity(blocks),
             lost: [&newer.lost[..], &older.lost].concat(),
         }
     }
@@ -250,7 +253,7 @@ impl ImmutableMemtable {
     /// Appends a pair; lookups find it after [`ImmutableMemtable::index_new_pairs`].
     pub(super) fn push(&mut self, pair: (Key, Entry)) {
         self.touched.add(&pair.0, &pair.1);
-        self.bytes += weight(&pair.0, &pair.1);
+        self.bytes = self.bytes.saturating_add(weight(&pair.0, &pair.1));
         self.pairs.push(pair);
     }
 
@@ -258,7 +261,7 @@ impl ImmutableMemtable {
     pub(super) fn index_new_pairs(&mut self) {
         let Some(new) = self.pairs.get(self.slotted..) else { return };
         for (nth, (key, _)) in new.iter().enumerate() {
-            insert_slot(&mut self.slots, key, self.slotted + nth);
+            insert_slot(&mut self.slots, key, self.slotted.saturating_add(nth));
         }
         self.slotted = self.pairs.len();
     }
@@ -270,13 +273,18 @@ impl ImmutableMemtable {
 }
 
 fn empty_slots(pairs: usize) -> Vec<u32> {
-    vec![0; (pairs.min(MAX_SLOTTED_PAIRS) * 2).next_power_of_two()]
+    vec![0; pairs.min(MAX_SLOTTED_PAIRS).saturating_mul(2).next_power_of_two()]
 }
 
 impl SortedLookup for ImmutableMemtable {
+    #[allow(
+        clippy::arithmetic_side_effects,
+        clippy::indexing_slicing,
+        reason = "the mask selects a slot, and a slot in use is an index plus one"
+    )]
     fn get(&self, key: &[u8], hash: u64) -> Option<&Entry> {
         let mask = self.slots.len().checked_sub(1)?;
-        let mut at = hash as usize & mask;
+        let mut at = low_u32(hash) as usize & mask;
         loop {
             let slot = self.slots[at];
             if slot == 0 {
@@ -328,7 +336,7 @@ pub(crate) fn intervals<'a>(
     if let Some((key, entry)) = layer.last_before(&start)
         && let Some(DecodedKey::Extent(of, at)) = decode_key(key)
         && of == id
-        && at + entry.covered_bytes() > from
+        && entry.end_from(at) > from
     {
         take(at, entry);
     }

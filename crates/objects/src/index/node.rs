@@ -137,6 +137,12 @@ impl InnerNode {
         self.find_child_index(key, false)
     }
 
+    /// Returns a child, with the first key of its range.
+    #[allow(clippy::indexing_slicing, reason = "callers have the index of a child from this node")]
+    pub fn child(&self, index: usize) -> &(Key, Child) {
+        &self.children[index]
+    }
+
     /// Returns the child whose range has the key just before `key`.
     pub fn child_index_before(&self, key: &[u8]) -> usize {
         self.find_child_index(key, true)

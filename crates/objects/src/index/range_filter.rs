@@ -2,15 +2,8 @@
 //! search.
 //!
 //! Law: it may have false positives, never false negatives.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    reason = "`is_valid_for_key` bounds decoded entries, so their ends do not overflow, and bits are masked"
-)]
-
 use crate::ObjectId;
-use crate::codec::mix_bits;
+use crate::codec::{low_u32, mix_bits, to_usize_saturating};
 use crate::entry::{CHECKSUM_BLOCK_BYTES, DecodedKey, Entry, Key, decode_key};
 
 /// Filter for the ranges of objects that a memtable's intervals touch.
@@ -31,8 +24,14 @@ const MAX_QUERY_BLOCKS: u64 = 3;
 /// Most wide intervals: they are scanned.
 const MAX_WIDE_INTERVALS: usize = 16;
 
+const BLOCK_BYTES: u64 = CHECKSUM_BLOCK_BYTES as u64;
+
+fn block_count(blocks: &std::ops::Range<u64>) -> u64 {
+    blocks.end.saturating_sub(blocks.start)
+}
+
 fn block_range(from: u64, to: u64) -> std::ops::Range<u64> {
-    from / u64::from(CHECKSUM_BLOCK_BYTES)..to.div_ceil(u64::from(CHECKSUM_BLOCK_BYTES))
+    from / BLOCK_BYTES..to.div_ceil(BLOCK_BYTES)
 }
 
 impl RangeFilter {
@@ -45,8 +44,8 @@ impl RangeFilter {
     pub(super) fn from_pairs(pairs: &[(Key, Entry)]) -> Self {
         let narrow = |(key, entry): &(Key, Entry)| match decode_key(key) {
             Some(DecodedKey::Extent(_, at)) => {
-                let pieces = block_range(at, at + entry.covered_bytes());
-                (pieces.end - pieces.start).min(MAX_FILTERED_BLOCKS) as usize
+                let pieces = block_range(at, entry.end_from(at));
+                to_usize_saturating(block_count(&pieces).min(MAX_FILTERED_BLOCKS))
             }
             _ => 0,
         };
@@ -57,35 +56,37 @@ impl RangeFilter {
 
     fn bit_position(&self, id: ObjectId, piece: u64) -> (usize, u64) {
         let hash = mix_bits(id.0.rotate_left(40) ^ piece);
-        ((hash >> 6) as usize & (self.bits.len() - 1), 1 << (hash & 63))
+        (low_u32(hash >> 6) as usize & self.bits.len().wrapping_sub(1), 1 << (hash & 63))
     }
 
     pub(super) fn add(&mut self, key: &[u8], entry: &Entry) {
         let Some(DecodedKey::Extent(id, at)) = decode_key(key) else { return };
-        let (from, to) = (at, at + entry.covered_bytes());
+        let (from, to) = (at, entry.end_from(at));
         let pieces = block_range(from, to);
-        let count = pieces.end - pieces.start;
+        let count = block_count(&pieces);
         if count > MAX_FILTERED_BLOCKS || self.bits.is_empty() {
             self.wide.push((id, from, to));
             return;
         }
-        self.pieces += count as usize;
+        self.pieces = self.pieces.saturating_add(to_usize_saturating(count));
         for piece in pieces {
             let (word, bit) = self.bit_position(id, piece);
-            self.bits[word] |= bit;
+            if let Some(bits) = self.bits.get_mut(word) {
+                *bits |= bit;
+            }
         }
     }
 
     pub(super) fn may_contain(&self, id: ObjectId, from: u64, to: u64) -> bool {
         let mut pieces = block_range(from, to);
-        if self.wide.len() > MAX_WIDE_INTERVALS || pieces.end - pieces.start > MAX_QUERY_BLOCKS {
+        if self.wide.len() > MAX_WIDE_INTERVALS || block_count(&pieces) > MAX_QUERY_BLOCKS {
             return true;
         }
         self.wide.iter().any(|&(of, start, end)| of == id && start < to && from < end)
             || !self.bits.is_empty()
                 && pieces.any(|piece| {
                     let (word, bit) = self.bit_position(id, piece);
-                    self.bits[word] & bit != 0
+                    self.bits.get(word).is_some_and(|bits| bits & bit != 0)
                 })
     }
 }

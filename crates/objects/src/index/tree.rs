@@ -4,13 +4,6 @@
 //! inner nodes stay in memory until a checkpoint.
 //! Law 2: a `Tree` never changes for its holder, whatever is applied to its clones.
 //! Law 3: no leaf is empty; a tree without pairs has no root.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    clippy::unreachable,
-    reason = "decoding bounds what it reads, and no node is empty: places are found in the node itself"
-)]
-
 mod edit;
 #[cfg(test)]
 mod tests;
@@ -44,10 +37,10 @@ pub(crate) struct BoundedLeaf {
     upper: Option<Key>,
 }
 
+#[allow(clippy::unreachable, reason = "`walk_to_leaf` returns only leaves")]
 fn as_leaf(node: &Node) -> &Leaf {
     match node {
         Node::Leaf(leaf) => leaf,
-        // `walk` ends at leaves.
         Node::Inner(_) => unreachable!("a leaf"),
     }
 }
@@ -123,8 +116,8 @@ impl Tree {
     ) -> (Result<Option<Arc<Node>>>, KeyRange) {
         let (mut lower, mut upper) = (Key::new(), None);
         let node = self.walk_to_leaf(nodes, key, is_before, &mut |inner, index| {
-            lower = inner.children[index].0.clone();
-            if let Some((next, _)) = inner.children.get(index + 1) {
+            lower = inner.child(index).0.clone();
+            if let Some((next, _)) = inner.children.get(index.saturating_add(1)) {
                 upper = Some(next.clone());
             }
         });
@@ -194,14 +187,14 @@ impl Tree {
             level = inner.level;
             let index =
                 if is_before { inner.child_index_before(key) } else { inner.child_index(key) };
-            if let Some((next, _)) = inner.children.get(index + 1) {
+            if let Some((next, _)) = inner.children.get(index.saturating_add(1)) {
                 upper = Some(next.clone());
             }
             if level == 1 {
                 return Ok(Some(take(inner, index, upper)));
             }
             // Cloned before its owner is dropped.
-            let below = inner.children[index].1.clone();
+            let below = inner.child(index).1.clone();
             child = below;
         }
     }
@@ -214,7 +207,7 @@ impl Tree {
         key: &[u8],
     ) -> Result<Option<(BlockPtr, Option<Key>)>> {
         let place = self.with_leaf_parent(nodes, key, false, |inner, index, upper| {
-            inner.children[index].1.disk_ptr().map(|ptr| (ptr, upper))
+            inner.child(index).1.disk_ptr().map(|ptr| (ptr, upper))
         })?;
         Ok(place.flatten())
     }
@@ -232,9 +225,10 @@ impl Tree {
             let place = |(_, child): &(Key, Child)| child.disk_ptr();
             match is_before {
                 true => {
-                    inner.children[..=index].iter().rev().take(count).filter_map(place).collect()
+                    let before = inner.children.iter().take(index.saturating_add(1)).rev();
+                    before.take(count).filter_map(place).collect()
                 }
-                false => inner.children[index..].iter().take(count).filter_map(place).collect(),
+                false => inner.children.iter().skip(index).take(count).filter_map(place).collect(),
             }
         })?;
         Ok(leaves.unwrap_or_default())
@@ -303,13 +297,13 @@ impl Tree {
         loop {
             child = match child {
                 Child::Changed(inner) if inner.level > level => {
-                    inner.children[inner.child_index(key)].1.clone()
+                    inner.child(inner.child_index(key)).1.clone()
                 }
                 Child::Changed(_) => return Ok(false),
                 Child::Disk(ptr) if ptr.at == at => return Ok(true),
                 Child::Disk(ptr) => match &*nodes.load(ptr)? {
                     Node::Inner(inner) if inner.level > level => {
-                        inner.children[inner.child_index(key)].1.clone()
+                        inner.child(inner.child_index(key)).1.clone()
                     }
                     _ => return Ok(false),
                 },

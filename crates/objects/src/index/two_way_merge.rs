@@ -1,12 +1,6 @@
 //! Merge of two memtables, a few pairs at a time.
 //!
 //! Law: hidden entries of the older one are reported once.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "`is_valid_for_key` bounds decoded entries, so their ends do not overflow"
-)]
-
 use std::cmp::Ordering;
 use std::sync::Arc;
 
@@ -43,7 +37,7 @@ impl TwoWayMerge {
 
     /// Returns the number of pairs of both.
     pub fn remaining_pairs(&self) -> usize {
-        self.newer.pairs.len() + self.older.pairs.len()
+        self.newer.pairs.len().saturating_add(self.older.pairs.len())
     }
 
     /// Merges so many pairs; returns true if all are done.
@@ -65,8 +59,8 @@ impl TwoWayMerge {
             };
             match side {
                 MergeAction::New => {
-                    self.into.push(copy_pair(&self.newer.pairs[self.new]));
-                    self.new += 1;
+                    new.into_iter().for_each(|new| self.into.push(copy_pair(new)));
+                    self.new = self.new.saturating_add(1);
                 }
                 MergeAction::Old => {
                     let pair = self.take_older_pair();
@@ -81,7 +75,7 @@ impl TwoWayMerge {
                     let (before, behind) = split_pair(self.take_older_pair(), len);
                     self.into.push(before);
                     self.rest = Some(behind);
-                    self.old -= 1;
+                    self.old = self.old.saturating_sub(1);
                 }
                 MergeAction::HiddenBefore(len) => {
                     let (hidden, behind) = split_pair(self.take_older_pair(), len);
@@ -89,16 +83,17 @@ impl TwoWayMerge {
                         dead(&data);
                     }
                     self.rest = Some(behind);
-                    self.old -= 1;
+                    self.old = self.old.saturating_sub(1);
                 }
             }
         }
         false
     }
 
+    #[allow(clippy::indexing_slicing, reason = "`merge_up_to` has seen that a pair is left")]
     fn take_older_pair(&mut self) -> (Key, Entry) {
         let pair = self.rest.take().unwrap_or_else(|| copy_pair(&self.older.pairs[self.old]));
-        self.old += 1;
+        self.old = self.old.saturating_add(1);
         pair
     }
 
@@ -110,7 +105,7 @@ impl TwoWayMerge {
     /// Returns the result after [`TwoWayMerge::step`] returned true.
     pub fn finish(mut self) -> ImmutableMemtable {
         let pairs = &mut self.into.pairs;
-        if pairs.len() < pairs.capacity() / 4 * 3 {
+        if pairs.len() < (pairs.capacity() / 4).saturating_mul(3) {
             pairs.shrink_to_fit();
         }
         self.into
@@ -132,13 +127,13 @@ enum MergeAction {
 fn next_merge_action(old: &(Key, Entry), new: &(Key, Entry)) -> MergeAction {
     match (decode_key(&old.0), decode_key(&new.0)) {
         (Some(DecodedKey::Extent(of, from)), Some(DecodedKey::Extent(id, at))) if of == id => {
-            let (to, end) = (from + old.1.covered_bytes(), at + new.1.covered_bytes());
+            let (to, end) = (old.1.end_from(from), new.1.end_from(at));
             match () {
                 () if to <= at => MergeAction::Old,
                 () if end <= from => MergeAction::New,
-                () if from < at => MergeAction::Before(at - from),
+                () if from < at => MergeAction::Before(at.saturating_sub(from)),
                 () if to <= end => MergeAction::Hidden,
-                () => MergeAction::HiddenBefore(end - from),
+                () => MergeAction::HiddenBefore(end.saturating_sub(from)),
             }
         }
         _ => match old.0.cmp(&new.0) {
@@ -159,6 +154,7 @@ fn split_pair((key, entry): (Key, Entry), len: u64) -> ((Key, Entry), (Key, Entr
     let Some(DecodedKey::Extent(id, at)) = decode_key(&key) else {
         return ((key.clone(), entry.clone()), (key, entry));
     };
-    let behind = (extent_key(id, at + len), entry.part(len, entry.covered_bytes() - len));
+    let rest = entry.part(len, entry.covered_bytes().saturating_sub(len));
+    let behind = (extent_key(id, at.saturating_add(len)), rest);
     ((key, entry.part(0, len)), behind)
 }

@@ -2,12 +2,6 @@
 //!
 //! Law: each pair of the memtable is accounted once. The entries it hides in the index below it are
 //! dead; nothing else marks them.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "places in layers of this process's own"
-)]
-
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -45,7 +39,7 @@ pub(crate) struct MemtableFlush {
 impl MemtableFlush {
     /// Returns the work of the whole flush: each pair, with the entry that it hides.
     pub fn work(&self) -> u64 {
-        self.layer.pairs.len() as u64 * 2 + 1
+        (self.layer.pairs.len() as u64).saturating_mul(2).saturating_add(1)
     }
 
     /// Returns true if all pairs are accounted.
@@ -109,11 +103,11 @@ impl Levels {
         patience: MissPolicy,
     ) -> Result<Option<RequiredIo>> {
         let all = &counting.layer.pairs;
-        if counting.ahead >= all.len().min(counting.next + pairs) {
+        if counting.ahead >= all.len().min(counting.next.saturating_add(pairs)) {
             return Ok(None);
         }
-        let to = all.len().min(counting.next + PREFETCHED_PAIRS);
-        let next = all[counting.ahead..to].iter().map(|(key, _)| key);
+        let to = all.len().min(counting.next.saturating_add(PREFETCHED_PAIRS));
+        let next = all.get(counting.ahead..to).unwrap_or_default().iter().map(|(key, _)| key);
         let is_known = |key: &Key| {
             let hash = crate::index::memtable::hash(key);
             older.iter().any(|layer| layer.get(key, hash).is_some())
@@ -159,7 +153,9 @@ impl MemtableFlush {
                 self.collect_hidden_payloads(below, nodes, &mut left, &mut hint, &mut dead)
             })?;
             match looked {
-                ControlFlow::Continue(None) => (self.next, self.resume) = (self.next + 1, 0),
+                ControlFlow::Continue(None) => {
+                    (self.next, self.resume) = (self.next.saturating_add(1), 0);
+                }
                 ControlFlow::Continue(Some(resume)) => self.resume = resume,
                 ControlFlow::Break(missing) => {
                     dead.truncate(known);
@@ -169,10 +165,11 @@ impl MemtableFlush {
             }
         }
         dead.iter().for_each(|dead| log.segments.sub_live_payload(dead, false));
-        self.chunks.encode_new_pairs(log, &self.layer.pairs[..self.next])?;
+        let accounted = self.layer.pairs.get(..self.next).unwrap_or_default();
+        self.chunks.encode_new_pairs(log, accounted)?;
         Ok(match need {
             Some(need) if (self.next, self.resume) == before => MaintenanceStep::Break(need),
-            _ => MaintenanceStep::Continue((pairs - left) as u64),
+            _ => MaintenanceStep::Continue(pairs.saturating_sub(left) as u64),
         })
     }
 
@@ -193,18 +190,18 @@ impl MemtableFlush {
             }
             return Ok(None);
         };
-        let (from, to) = (at + self.resume, at + entry.covered_bytes());
+        let (from, to) = (at.saturating_add(self.resume), entry.end_from(at));
         let mut stopped_at = None;
         let _ = below.resolve_range(nodes, id, (from, to), hint, &mut |offset, hidden| {
-            let end = offset + hidden.covered_bytes();
+            let end = hidden.end_from(offset);
             if let Entry::Data(data) = hidden {
                 dead.push(data);
             }
             if *left == 0 {
-                stopped_at = Some(end - at);
+                stopped_at = Some(end.saturating_sub(at));
                 return ControlFlow::Break(());
             }
-            *left -= 1;
+            *left = left.saturating_sub(1);
             ControlFlow::Continue(())
         })?;
         Ok(stopped_at)

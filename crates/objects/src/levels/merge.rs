@@ -13,13 +13,6 @@
 //! merged ones. Readers see no difference, and after a crash the merge starts anew with the same
 //! result.
 //! Law 2: a replaced run is free only when a durable checkpoint does not need it.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
-)]
-
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -111,7 +104,7 @@ impl Levels {
             0 => (merged, self.runs.len()),
             runs => (0, runs),
         };
-        let mut newest = (from..to).rev().filter(|&run| self.runs[run].layer.is_some());
+        let mut newest = (from..to).rev().filter(|&run| self.layer_of(run).is_some());
         let (newer, older) = (newest.next(), newest.next());
         drop(newest);
         match (newer, older) {
@@ -121,15 +114,19 @@ impl Levels {
         }
     }
 
+    fn layer_of(&self, run: usize) -> Option<&Arc<ImmutableMemtable>> {
+        self.runs.get(run)?.layer.as_ref()
+    }
+
     fn plan_memtable_merge(&mut self, older: usize, newer: usize, end: usize) {
-        let (Some(new), Some(old)) = (&self.runs[newer].layer, &self.runs[older].layer) else {
+        let (Some(new), Some(old)) = (self.layer_of(newer), self.layer_of(older)) else {
             return;
         };
         // Sizes double from new to old, unless all are compacted to one.
-        if self.to_merge == 0 && new.pairs.len() * 2 < old.pairs.len() {
+        if self.to_merge == 0 && new.pairs.len().saturating_mul(2) < old.pairs.len() {
             return;
         }
-        let is_written = self.to_merge == 0 && end - older >= RUNS_PER_TIER;
+        let is_written = self.to_merge == 0 && end.saturating_sub(older) >= RUNS_PER_TIER;
         self.compaction = Some(RunCompaction {
             fold: TwoWayMerge::new(new.clone(), old.clone()),
             older,
@@ -145,7 +142,7 @@ impl Levels {
             let mut newest = self.runs.iter_mut().rev().filter(|run| run.layer.is_some());
             let (Some(newer), Some(older)) = (newest.next(), newest.next()) else { return };
             let (Some(new), Some(old)) = (&newer.layer, &older.layer) else { return };
-            if new.pairs.len() * 2 < old.pairs.len() {
+            if new.pairs.len().saturating_mul(2) < old.pairs.len() {
                 return;
             }
             let mut fold = TwoWayMerge::new(new.clone(), old.clone());
@@ -162,7 +159,8 @@ impl Levels {
         let since = logged.saturating_sub(std::mem::replace(&mut self.merged_at, logged));
         // The merge ends before as many pairs, or as many runs, have accumulated again.
         let log_bytes = log.layout.log_bytes();
-        let span = (since / 2).clamp(log_bytes, log_bytes * (MERGE_TRIGGER_RUNS as u64 / 4));
+        let longest = log_bytes.saturating_mul(MERGE_TRIGGER_RUNS as u64 / 4);
+        let span = (since / 2).clamp(log_bytes, longest);
         let debt = Backlog::default();
         self.tree_merge = Some(TreeMerge { layer, runs, next: 0, resume: 0, debt, span });
         self.publish_view();
@@ -200,18 +198,24 @@ impl Levels {
         }
         let RunCompaction { fold, older, newer, chunks, .. } = folding;
         let layer = fold.finish();
-        self.runs[newer].layer = None;
+        if let Some(run) = self.runs.get_mut(newer) {
+            run.layer = None;
+        }
         if let Some(chunks) = chunks {
-            let end = (older + 1..self.runs.len())
-                .find(|&run| self.runs[run].layer.is_some())
+            let next = older.saturating_add(1);
+            let end = (next..self.runs.len())
+                .find(|&run| self.layer_of(run).is_some())
                 .unwrap_or(self.runs.len());
             let chunks = chunks.finish(log)?;
-            self.to_merge = self.to_merge.saturating_sub(end - older - 1);
-            let old = std::mem::replace(&mut self.runs[older].chunks, chunks);
-            let others = self.runs.drain(older + 1..end).flat_map(|run| run.chunks);
+            self.to_merge = self.to_merge.saturating_sub(end.saturating_sub(next));
+            let run = self.runs.get_mut(older).map(|run| &mut run.chunks);
+            let old = run.map(|old| std::mem::replace(old, chunks)).unwrap_or_default();
+            let others = self.runs.drain(next..end).flat_map(|run| run.chunks);
             log.mark_blocks_dead(old.into_iter().chain(others));
         }
-        self.runs[older].layer = Some(Arc::new(layer));
+        if let Some(run) = self.runs.get_mut(older) {
+            run.layer = Some(Arc::new(layer));
+        }
         self.publish_view();
         self.schedule_merges(log);
         Ok(())
@@ -226,16 +230,16 @@ impl Levels {
         next: usize,
         pairs: usize,
     ) -> Result<usize> {
-        let mut end = all.len().min(next + pairs);
+        let mut end = all.len().min(next.saturating_add(pairs));
         let Some((key, _)) = end.checked_sub(1).and_then(|last| all.get(last)) else {
             return Ok(end);
         };
         if let Some((_, upper)) = self.tree.leaf_ptr_of(nodes, key)? {
-            let most = all.len().min(next + MAX_STEP_PAIRS);
+            let most = all.len().min(next.saturating_add(MAX_STEP_PAIRS));
             let is_within =
                 |(key, _): &(Key, Entry)| upper.as_ref().is_none_or(|upper| key < upper);
-            while end < most && is_within(&all[end]) {
-                end += 1;
+            while end < most && all.get(end).is_some_and(is_within) {
+                end = end.saturating_add(1);
             }
         }
         Ok(end)
@@ -258,11 +262,11 @@ impl Levels {
             ControlFlow::Continue(to) => to,
             ControlFlow::Break(need) => return Ok(MaintenanceStep::Break(need)),
         };
-        let keys = layer.pairs[next..to].iter().map(|(key, _)| key);
+        let keys = layer.pairs.get(next..to).unwrap_or_default().iter().map(|(key, _)| key);
         if let Some(need) = self.prefetch_leaves(log, keys, |_| false, patience)? {
             return Ok(MaintenanceStep::Break(need));
         }
-        let pairs = pairs.max(to - next);
+        let pairs = pairs.max(to.saturating_sub(next));
         let edits = |nodes: &dyn NodeSource| {
             plan_tree_edits(&layer, (next, resume), pairs, &self.tree, nodes)
         };
@@ -279,8 +283,8 @@ impl Levels {
             let merged = self.tree_merge.take().map_or(0, |merging| merging.runs);
             log.mark_blocks_dead(self.runs.drain(..merged).flat_map(|run| run.chunks));
             if let Some(folding) = &mut self.compaction {
-                folding.older -= merged;
-                folding.newer -= merged;
+                folding.older = folding.older.saturating_sub(merged);
+                folding.newer = folding.newer.saturating_sub(merged);
             }
             self.schedule_merges(log);
         }
@@ -312,17 +316,17 @@ fn plan_tree_edits(
     let mut left = pairs;
     while left > 0 {
         let Some((key, entry)) = layer.pairs.get(next) else { break };
-        left -= 1;
+        left = left.saturating_sub(1);
         let Some(DecodedKey::Extent(id, start)) = decode_key(key) else {
             push_interval_tail(&mut out, &mut rest);
             let edit = (!matches!(entry, Entry::Tombstone)).then(|| entry.clone());
             out.push((Key::from_slice(key), edit));
-            (next, resume) = (next + 1, 0);
+            (next, resume) = (next.saturating_add(1), 0);
             continue;
         };
-        let (a, b) = (start + resume, start + entry.covered_bytes());
+        let (a, b) = (start.saturating_add(resume), entry.end_from(start));
         // An interval that ends before this one is handled; another may reach in.
-        let ends = |rest: &IntervalTail| rest.at + rest.entry.covered_bytes() <= a;
+        let ends = |rest: &IntervalTail| rest.entry.end_from(rest.at) <= a;
         if rest.as_ref().is_some_and(|rest| rest.id != id || ends(rest)) {
             push_interval_tail(&mut out, &mut rest);
         }
@@ -335,7 +339,7 @@ fn plan_tree_edits(
             None => match tree.last_before(nodes, &extent_key(id, a), &mut hint)? {
                 Some((key, before)) => match decode_key(&key) {
                     Some(DecodedKey::Extent(of, at))
-                        if of == id && at >= handled.1 && at + before.covered_bytes() > a =>
+                        if of == id && at >= handled.1 && before.end_from(at) > a =>
                     {
                         Some((at, before))
                     }
@@ -345,18 +349,21 @@ fn plan_tree_edits(
             },
         };
         if let Some((at, before)) = before {
-            let end = at + before.covered_bytes();
+            let end = before.end_from(at);
             if at < a {
-                out.push((extent_key(id, at), Some(before.part(0, a.min(end) - at))));
+                out.push((extent_key(id, at), Some(before.part(0, a.min(end).saturating_sub(at)))));
             }
             if end > b {
-                rest = Some(IntervalTail { id, at: b, entry: before.part(b - at, end - b) });
+                let tail = before.part(b.saturating_sub(at), end.saturating_sub(b));
+                rest = Some(IntervalTail { id, at: b, entry: tail });
             }
         }
         // Zeros stay, as payloads do; a hole only removes.
         let place = out.len();
+        let part =
+            |from: u64, to: u64| entry.part(from.saturating_sub(start), to.saturating_sub(from));
         if entry.is_own() {
-            out.push((extent_key(id, a), Some(entry.part(a - start, b - a))));
+            out.push((extent_key(id, a), Some(part(a, b))));
         }
         // Intervals that begin inside.
         let mut from = a;
@@ -368,17 +375,20 @@ fn plan_tree_edits(
                 Some(DecodedKey::Extent(of, at)) if of == id && at < b => at,
                 _ => break,
             };
-            let end = at + inside.covered_bytes();
+            let end = inside.end_from(at);
             if at != a || !entry.is_own() {
                 out.push((key, None));
             }
             if end > b {
-                rest = Some(IntervalTail { id, at: b, entry: inside.part(b - at, end - b) });
+                let tail = inside.part(b.saturating_sub(at), end.saturating_sub(b));
+                rest = Some(IntervalTail { id, at: b, entry: tail });
             }
-            from = end.max(at + 1);
+            from = end.max(at.saturating_add(1));
             if left == 0 && from < b && !matches!(entry, Entry::Data(_)) {
-                if entry.is_own() {
-                    out[place].1 = Some(entry.part(a - start, from - a));
+                if entry.is_own()
+                    && let Some((_, own)) = out.get_mut(place)
+                {
+                    *own = Some(part(a, from));
                 }
                 stopped = true;
                 break;
@@ -387,11 +397,11 @@ fn plan_tree_edits(
         }
         handled.1 = handled.1.max(from.min(b)).max(a);
         if stopped {
-            resume = from - start;
+            resume = from.saturating_sub(start);
             break;
         }
         handled.1 = b;
-        (next, resume) = (next + 1, 0);
+        (next, resume) = (next.saturating_add(1), 0);
     }
     push_interval_tail(&mut out, &mut rest);
     if !out.is_sorted_by(|(a, _), (b, _)| a < b) {

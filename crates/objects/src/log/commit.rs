@@ -3,20 +3,13 @@
 //! Law 1: the first frames of a long commit may be submitted early. Its last frame is submitted
 //! last, and is marked as the last.
 //! Law 2: commits that a frame declares durable were flushed, or precede it by the disk's order.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    reason = "sequence numbers, counts and places are this process's own; streams are numbered by their layout"
-)]
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use draconis_device::{Group, Ticket, Write};
 use draconis_types::{Block, PrivateBuffer};
 
-use super::LogWriter;
+use super::{Counters, LogWriter};
 use crate::frame::{FrameHeader, SealedFrame};
 use crate::required_io::CompletedIo;
 use crate::test_hooks::{InjectedFault, barrier_bytes, is_fault_injected};
@@ -44,11 +37,11 @@ impl OpenCommit {
     }
 
     pub(super) fn add_bytes(&mut self, bytes: usize) {
-        self.bytes += bytes;
+        self.bytes = self.bytes.saturating_add(bytes);
     }
 
     pub(super) fn next_order(&mut self) -> u64 {
-        self.order += 1;
+        self.order = self.order.saturating_add(1);
         self.order
     }
 }
@@ -88,16 +81,17 @@ impl Default for WriteAmplification {
 impl WriteAmplification {
     /// Records a change of so many bytes. Returns the disk bytes that it is expected to take.
     pub fn estimate_disk_bytes(&mut self, bytes: u64) -> u64 {
-        self.brought_bytes += bytes;
-        bytes * self.each_64ths / 64
+        self.brought_bytes = self.brought_bytes.saturating_add(bytes);
+        bytes.saturating_mul(self.each_64ths) / 64
     }
 
     /// Updates the average at the end of a commit.
     fn update_average(&mut self, written: u64) {
         let spent = written.saturating_sub(std::mem::replace(&mut self.before, written));
         let brought = std::mem::take(&mut self.brought_bytes);
-        if let Some(part) = (spent * 64).checked_div(brought) {
-            self.each_64ths = (self.each_64ths * 15 + part.clamp(64, 64 * 64)) / 16;
+        if let Some(part) = spent.saturating_mul(64).checked_div(brought) {
+            let before = self.each_64ths.saturating_mul(15);
+            self.each_64ths = before.saturating_add(part.clamp(64, 64 * 64)) / 16;
         }
     }
 }
@@ -137,7 +131,7 @@ impl LogWriter {
         // One frame stays: the last one is marked as the last.
         let kept = self.batch.done.pop();
         let frames = std::mem::take(&mut self.batch.done);
-        self.batch.early_bytes += waiting as u64;
+        self.batch.early_bytes = self.batch.early_bytes.saturating_add(waiting as u64);
         let ticket = self.submit_frames(frames, false, &[])?;
         self.batch.early = Some(ticket);
         self.batch.done.extend(kept);
@@ -153,8 +147,8 @@ impl LogWriter {
             return Ok(());
         }
         let frames = std::mem::take(&mut self.batch.done);
-        let len: usize =
-            frames.iter().map(|done| done.len).sum::<usize>() + self.batch.early_bytes as usize;
+        let len = frames.iter().map(|done| done.len).sum::<usize>() as u64;
+        let len = self.batch.early_bytes.saturating_add(len);
         // A long commit's first frames are durable before its last: opening a store need not verify
         // them.
         let mut after: Vec<Ticket> = vec![];
@@ -164,17 +158,18 @@ impl LogWriter {
         if self.sent.unflushed_bytes > barrier_bytes() {
             after.extend(self.sent.last.filter(|_| !is_fault_injected(InjectedFault::Barrier)));
             self.sent.unflushed_bytes = 0;
-            self.sent.barrier = self.batch.seq - 1;
+            self.sent.barrier = self.batch.seq.saturating_sub(1);
         }
         let ticket = self.submit_frames(frames, true, &after)?;
-        self.sent.unflushed_bytes += len as u64;
-        self.bytes += len as u64;
-        self.usual_bytes = (self.usual_bytes * 7 + self.batch.bytes) / 8;
-        self.counters.commits += 1;
+        self.sent.unflushed_bytes = self.sent.unflushed_bytes.saturating_add(len);
+        self.bytes = self.bytes.saturating_add(len);
+        self.usual_bytes = self.usual_bytes.saturating_mul(7).saturating_add(self.batch.bytes) / 8;
+        self.counters.commits = self.counters.commits.saturating_add(1);
         self.sent.commits.push_back((self.batch.seq, ticket));
-        self.batch = OpenCommit::with_seq(self.batch.seq + 1);
+        self.batch = OpenCommit::with_seq(self.batch.seq.saturating_add(1));
         self.io.clear_unsubmitted_nodes();
-        self.spent.update_average(self.counters.written_bytes - self.counters.moved_bytes);
+        let Counters { written_bytes, moved_bytes, .. } = self.counters;
+        self.spent.update_average(written_bytes.saturating_sub(moved_bytes));
         Ok(())
     }
 
@@ -201,17 +196,18 @@ impl LogWriter {
                 table_at: 0,
                 table_len: 0,
                 frame_index: self.batch.frames,
-                is_last: is_end && index + 1 == count,
+                is_last: is_end && index.saturating_add(1) == count,
                 next_segment: frame.next_segment,
             };
-            self.batch.frames += 1;
+            self.batch.frames = self.batch.frames.saturating_add(1);
             frame.write_header(header, self.tag, self.io.summer);
             // As large as the frame's own buffer, so that the allocator reuses memory: clearing new
             // pages takes longer than copying.
             let mut memory = PrivateBuffer::new_uninitialized(frame.capacity());
             memory.truncate(frame.len);
             memory.copy_from_slice(frame.bytes());
-            self.counters.written_bytes += frame.len as u64;
+            let written = &mut self.counters.written_bytes;
+            *written = written.saturating_add(frame.len as u64);
             writes.push(Write { at_bytes: frame.at, block: Block::from(memory) });
             places.push(Arc::new(frame));
         }

@@ -81,7 +81,7 @@ fn count_detected_boundaries(unit: u32, is: f64, noise: f64) -> usize {
     let mut felt = 0;
     for _ in 0..500 {
         let across = measure_until_stable(unit, &mut |_| Ok(rate(is) / rate(1.0))).unwrap();
-        felt += usize::from(is_boundary(nth, across));
+        felt += usize::from(across > min_boundary_cost(BOUNDARY_UNITS[nth]));
     }
     felt
 }

@@ -20,11 +20,6 @@
 //! Law 6: the superblock has `needs_recovery` set from before the first transaction until all of
 //! them are checkpointed and the log is empty.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with blocks of a log that was checked, of fewer than 2^32 blocks"
-)]
-
 use std::time::Duration;
 
 use draconis_types::Time;
@@ -130,8 +125,11 @@ impl JournalProtocol {
     fn is_batch_full(&self, batch: &Batch) -> bool {
         let freed: u64 = batch.freed_blocks.iter().map(|(_, count)| u64::from(*count)).sum();
         let revokes = saturating_usize(freed.min(self.used.into()));
-        log_blocks_needed(self.journal_format(), batch.blocks.len() + batch.usage.len(), revokes)
-            >= self.log_blocks() / 4
+        log_blocks_needed(
+            self.journal_format(),
+            batch.blocks.len().saturating_add(batch.usage.len()),
+            revokes,
+        ) >= self.log_blocks() / 4
     }
 
     fn volume_block(&self, at: u32) -> Result<u64> {
@@ -170,7 +168,7 @@ impl JournalProtocol {
                 format!("a change needs {needed} blocks of the journal, which has {have}");
             return Err(Error::Unsupported { feature });
         }
-        let mut chains = match needed > self.log_blocks() - self.used {
+        let mut chains = match needed > self.log_blocks().saturating_sub(self.used) {
             true => self.build_checkpoint(AfterCheckpoint::LogContinues)?,
             false => vec![],
         };
@@ -198,7 +196,7 @@ impl JournalProtocol {
         )?;
         stage.extend(laid.first);
         self.head = laid.head;
-        self.used += laid.blocks;
+        self.used = self.used.saturating_add(laid.blocks);
         self.sequence = self.sequence.wrapping_add(1);
         for block in &revoked {
             self.uncheckpointed.remove(block);
@@ -216,6 +214,7 @@ impl JournalProtocol {
     }
 
     /// Builds a checkpoint: writes all committed blocks to their home blocks, then moves the tail.
+    #[allow(clippy::arithmetic_side_effects, reason = "the divisor is at least 1")]
     fn build_checkpoint(&mut self, then: AfterCheckpoint) -> Result<Vec<Chain>> {
         let most = CHECKPOINT_CHAIN_BYTES
             / saturating_usize(self.journal_format().block_bytes.into()).max(1);
@@ -253,7 +252,7 @@ impl CommitProtocol for JournalProtocol {
 
     fn max_blocks_per_truncate(&self, groups: u32) -> Option<u32> {
         // Each block may be in another group, which changes that group's bitmap and descriptor.
-        let needed = u64::from(groups) * 2 + 16;
+        let needed = (u64::from(groups) * 2).saturating_add(16);
         (needed > u64::from(self.log_blocks() / 4)).then_some((self.log_blocks() / 16).max(1))
     }
 
@@ -264,7 +263,7 @@ impl CommitProtocol for JournalProtocol {
     fn build_chains(&mut self, changes: Changes<'_>) -> Result<Vec<Chain>> {
         let mut revoked = Vec::new();
         for (start, count) in &changes.batch.freed_blocks {
-            let freed = self.uncheckpointed.range(*start..start + u64::from(*count));
+            let freed = self.uncheckpointed.range(*start..start.saturating_add(u64::from(*count)));
             revoked.extend(freed.map(|(block, _)| *block));
         }
         let Changes { contents, blocks, time, .. } = changes;
@@ -291,7 +290,8 @@ impl CommitProtocol for JournalProtocol {
     fn checkpoint(&mut self, logged_blocks: usize) -> Result<Vec<Chain>> {
         let block_bytes = saturating_usize(self.journal_format().block_bytes.into());
         let is_due = self.used > self.log_blocks() / 2
-            || (self.used > 0 && logged_blocks * block_bytes > MAX_UNCHECKPOINTED_BYTES);
+            || (self.used > 0
+                && logged_blocks.saturating_mul(block_bytes) > MAX_UNCHECKPOINTED_BYTES);
         if is_due { self.build_checkpoint(AfterCheckpoint::LogContinues) } else { Ok(vec![]) }
     }
 

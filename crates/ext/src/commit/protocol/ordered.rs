@@ -26,11 +26,6 @@
 //! that another inode shares. After a rename from another directory over a file, the file may be
 //! gone while the new one has its old name.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with stages, fewer than directories are deep, and places inside a block"
-)]
-
 mod plan;
 mod stages;
 
@@ -159,7 +154,7 @@ impl CommitProtocol for OrderedProtocol {
     fn record_effect(&mut self, batch: &Batch, intent: Effect) {
         match intent {
             Effect::Created { inode, parent: Some(parent) } => {
-                let depth = self.directory_depth(parent) + 1;
+                let depth = self.directory_depth(parent).saturating_add(1);
                 self.max_depth = self.max_depth.max(depth);
                 self.depths.insert(inode.0, depth);
                 self.created_dirs.insert(inode.0, parent.0);
@@ -189,8 +184,8 @@ impl CommitProtocol for OrderedProtocol {
             Effect::LastLinkDropped { inode, dir } if batch.is_on_disk(inode) => {
                 let height = self.directory_height(inode);
                 let above = self.removal_stages.entry(dir.0).or_default();
-                *above = (*above).max(height + 1);
-                self.max_height = self.max_height.max(height + 1);
+                *above = (*above).max(height.saturating_add(1));
+                self.max_height = self.max_height.max(height.saturating_add(1));
                 self.dying.insert(inode.0, height);
             }
             Effect::Freed { inode } if batch.is_on_disk(inode) => {
@@ -209,7 +204,7 @@ impl CommitProtocol for OrderedProtocol {
     }
 
     fn max_stages(&self) -> usize {
-        (BASE_STAGES + self.max_depth + self.max_height) as usize
+        BASE_STAGES.saturating_add(self.max_depth).saturating_add(self.max_height) as usize
     }
 
     fn single_sector_directories(&self) -> BTreeMap<u32, NameChanges> {

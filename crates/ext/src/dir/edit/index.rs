@@ -10,13 +10,15 @@
 //! costs the index, which checkers drop without a question, and no name.
 //! Law 2: the stored `dx_limit` is kept, and trusted only if it fits the block.
 
+use zerocopy::FromBytes;
+
 use super::{RawRecord, collect_records, pack_records, set_rec_len};
-use crate::format::dirent::DirBlockFormat;
+use crate::format::dirent::{DirBlockFormat, RawDirent, min_rec_len};
 use crate::format::htree::{
     BLOCK_MASK, DxEntries, DxEntry, ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT,
-    dx_node_limit, dx_root_limit,
+    RawDxCountLimit, RawDxEntry, RawDxRootInfo, dx_node_limit, dx_root_limit, view_mut,
 };
-use crate::format::{dir_tail, htree, le16, put16, put32};
+use crate::format::{dir_tail, htree};
 use crate::units::saturating_u32;
 use crate::{Error, Result};
 
@@ -67,7 +69,8 @@ pub(crate) struct NodeSplit {
 fn parse_index(block: &[u8], level: IndexBlockKind) -> Result<(DxEntries<'_>, usize)> {
     let corrupt = Error::corrupt("hash tree index");
     let entries = block.get(level.entries_at()..).ok_or(corrupt.clone())?;
-    let limit = le16(entries, 0).map(usize::from).ok_or(corrupt.clone())?;
+    let (raw, _) = RawDxCountLimit::ref_from_prefix(entries).map_err(|_| corrupt.clone())?;
+    let limit = usize::from(raw.limit.get());
     if limit > level.capacity(saturating_u32(block.len() as u64)) {
         return Err(corrupt);
     }
@@ -115,14 +118,16 @@ pub(crate) fn insert(
     let (at, end) = (bytes(place), bytes(len));
     let grown = block.get_mut(at..end.saturating_add(ENTRY_BYTES)).ok_or(corrupt.clone())?;
     grown.copy_within(..end.saturating_sub(at), ENTRY_BYTES);
-    put32(grown, 0, entry.hash);
-    put32(grown, 4, entry.block);
+    let new: &mut RawDxEntry = view_mut(grown, 0).ok_or(corrupt.clone())?;
+    *new = RawDxEntry { hash: entry.hash.into(), block: entry.block.into() };
     set_count(block, level, len.saturating_add(1)).ok_or(corrupt)?;
     Ok(true)
 }
 
 fn set_count(block: &mut [u8], level: IndexBlockKind, count: usize) -> Option<()> {
-    put16(block, level.entries_at().checked_add(2)?, u16::try_from(count).ok()?)
+    let count = u16::try_from(count).ok()?;
+    view_mut::<RawDxCountLimit>(block, level.entries_at())?.count.set(count);
+    Some(())
 }
 
 /// Shrinks an index block so that a checksum fits after its entries; `None` if it is full.
@@ -145,7 +150,9 @@ pub(crate) fn shrink_for_checksum(
     let mut block = block.to_vec();
     let at = level.entries_at();
     let end = at.saturating_add(room.saturating_mul(ENTRY_BYTES));
-    put16(&mut block, at, u16::try_from(room.min(limit)).unwrap_or(u16::MAX));
+    if let Some(raw) = view_mut::<RawDxCountLimit>(&mut block, at) {
+        raw.limit.set(u16::try_from(room.min(limit)).unwrap_or(u16::MAX));
+    }
     block.get_mut(end..).into_iter().for_each(|rest| rest.fill(0));
     Ok(Some(block))
 }
@@ -181,18 +188,17 @@ pub(crate) fn add_level(
 ) -> Result<(Vec<u8>, Vec<u8>)> {
     let corrupt = Error::corrupt("hash tree root");
     let (index, _) = parse_index(root, IndexBlockKind::Root)?;
-    let levels_at = ROOT_INFO_AT.saturating_add(6);
-    let levels = *root.get(levels_at).ok_or(corrupt.clone())?;
-    if levels >= most_levels {
+    let below = htree::encode_node(&entries(index), shape);
+    let mut root = root.to_vec();
+    let info: &mut RawDxRootInfo = view_mut(&mut root, ROOT_INFO_AT).ok_or(corrupt.clone())?;
+    if info.indirect_levels >= most_levels {
         return Err(Error::NoSpace);
     }
-    let below = htree::encode_node(&entries(index), shape).ok_or(corrupt.clone())?;
-    let mut root = root.to_vec();
-    if let Some(byte) = root.get_mut(levels_at) {
-        *byte = levels.saturating_add(1);
-    }
+    info.indirect_levels = info.indirect_levels.saturating_add(1);
+    let below = below.ok_or(corrupt.clone())?;
     set_count(&mut root, IndexBlockKind::Root, 1).ok_or(corrupt.clone())?;
-    put32(&mut root, ROOT_ENTRIES_AT.saturating_add(4), node & BLOCK_MASK).ok_or(corrupt)?;
+    let first: &mut RawDxEntry = view_mut(&mut root, ROOT_ENTRIES_AT).ok_or(corrupt)?;
+    first.block.set(node & BLOCK_MASK);
     Ok((root, below))
 }
 
@@ -233,13 +239,14 @@ pub(crate) fn make_indexed(
         return Err(corrupt);
     };
     into.copy_from_slice(head);
-    for (record, at) in [(dot, 0usize), (dot_dot, 12)] {
-        if let Some(kind) = root.get_mut(at.saturating_add(7)) {
-            *kind = record.kind;
+    // The rest of the block belongs to `..`.
+    let after_dot = min_rec_len(1);
+    for (record, at) in [(dot, 0), (dot_dot, after_dot)] {
+        if let Some(raw) = RawDirent::view_mut(&mut root, at) {
+            raw.file_type = record.kind;
         }
     }
-    // 12 bytes for `.`, the rest belongs to `..`.
-    set_rec_len(&mut root, 12, block.len().saturating_sub(12));
+    set_rec_len(&mut root, after_dot, block.len().saturating_sub(after_dot));
     Ok((root, names))
 }
 

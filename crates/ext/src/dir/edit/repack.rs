@@ -1,7 +1,5 @@
 //! Repacking of directory blocks when a rewrite changes all of them at once.
 
-#![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a block")]
-
 use super::{RawRecord, collect_records, pack_records};
 use crate::Result;
 use crate::format::dirent::DirBlockFormat;
@@ -29,7 +27,7 @@ pub(crate) fn repack_linear(blocks: &[&[u8]], shape: DirBlockFormat) -> Result<V
     let mut page: Vec<u8> = vec![];
     for names in blocks {
         for record in collect_records(names)?.into_iter().filter(|record| record.inode != 0) {
-            if page.len() + record.used_bytes() > shape.dirent_area_bytes() {
+            if page.len().saturating_add(record.used_bytes()) > shape.dirent_area_bytes() {
                 listed.push(std::mem::take(&mut page));
             }
             record.append_to(names, &mut page);

@@ -1,10 +1,5 @@
 //! Building quota files from usage.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "counts blocks of a file that is in memory, and levels of a tree"
-)]
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use zerocopy::FromBytes;
@@ -21,23 +16,32 @@ const GRACE_SECONDS: u32 = 7 * 24 * 60 * 60;
 /// Returns the bytes of a file with entries for exactly these ids.
 pub(crate) fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
     let nodes = |level: u32| {
-        let above: BTreeSet<u32> = ids.iter().map(|id| id >> (8 * (TREE_LEVELS - level))).collect();
+        let above: BTreeSet<u32> = ids
+            .iter()
+            .map(|id| id >> TREE_LEVELS.saturating_sub(level).saturating_mul(8))
+            .collect();
         above.len() as u64
     };
     let entries = (ids.len() as u64).div_ceil(ENTRIES_PER_BLOCK as u64);
-    (2 + (1..TREE_LEVELS).map(nodes).sum::<u64>() + entries) * u64::from(BLOCK_BYTES)
+    (1..TREE_LEVELS)
+        .map(nodes)
+        .sum::<u64>()
+        .saturating_add(2)
+        .saturating_add(entries)
+        .saturating_mul(u64::from(BLOCK_BYTES))
 }
 
 /// Builds a quota file of this usage, without limits.
+#[allow(clippy::arithmetic_side_effects, reason = "the divisor is a constant")]
 pub(crate) fn build_quota_file(kind: QuotaType, all: &BTreeMap<u32, QuotaUsage>) -> Vec<u8> {
     let block = saturating_usize(BLOCK_BYTES.into());
     // The header and the root.
-    let mut bytes = vec![0; 2 * block];
+    let mut bytes = vec![0; block.saturating_mul(2)];
     let mut room = 0;
     for (id, usage) in all {
         let mut node = ROOT_BLOCK;
         for level in 0..TREE_LEVELS {
-            let is_last = level + 1 == TREE_LEVELS;
+            let is_last = level.saturating_add(1) == TREE_LEVELS;
             let next = saturating_u32((bytes.len() / block) as u64);
             let Some(there) = bytes.chunks_exact_mut(block).nth(saturating_usize(node.into()))
             else {
@@ -50,7 +54,7 @@ pub(crate) fn build_quota_file(kind: QuotaType, all: &BTreeMap<u32, QuotaUsage>)
             };
             set_reference(there, *id, level, below);
             if below == next {
-                bytes.resize(bytes.len() + block, 0);
+                bytes.resize(bytes.len().saturating_add(block), 0);
             }
             node = below;
         }

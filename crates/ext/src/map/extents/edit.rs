@@ -13,12 +13,11 @@
 //!   device  | .a a b  | . . . . |      would take another one
 //! ```
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with file blocks below 2^32 and entries of a node"
-)]
+mod leaf;
 
 use std::ops::{ControlFlow, Range};
+
+use leaf::{clusters_of_extents, insert_extent, remove_range};
 
 use super::Extents;
 use crate::alloc::AllocationRequest;
@@ -55,7 +54,7 @@ impl ExtentPathNode {
 
     /// Returns the file block of its first entry.
     fn first_file_block(&self) -> u32 {
-        self.entries.first().and_then(|entry| crate::format::le32(entry, 0)).unwrap_or(0)
+        extent::first_file_block(self.entries.first())
     }
 }
 
@@ -69,8 +68,11 @@ struct ExtentPath {
 impl ExtentPath {
     /// Returns the nodes that may be needed for up to two more extents in the leaf.
     fn nodes_needed(&self) -> u64 {
-        let leaf = self.steps.last().is_some_and(|leaf| leaf.entries.len() + 2 <= leaf.max_entries);
-        if leaf { 0 } else { self.steps.len() as u64 + 1 }
+        let leaf = self
+            .steps
+            .last()
+            .is_some_and(|leaf| leaf.entries.len().saturating_add(2) <= leaf.max_entries);
+        if leaf { 0 } else { (self.steps.len() as u64).saturating_add(1) }
     }
 }
 
@@ -126,6 +128,7 @@ impl Transaction<'_> {
     }
 
     /// Returns the path to the leaf that covers a file block.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn find_extent_path(&self, inode: InodeNumber, at: u32) -> Result<ExtentPath> {
         let role = super::extent_node_role(self.file_id(inode)?);
         let of = |error: Error| error.with_inode(inode);
@@ -135,7 +138,7 @@ impl Transaction<'_> {
         let mut steps = vec![ExtentPathNode::from_node(&root, None, at)];
         let mut leaf: Vec<Extent> = if root.depth == 0 { root.extents().collect() } else { vec![] };
         let mut above = root.index(root.find(at));
-        let mut after = root.index(root.find(at) + 1);
+        let mut after = root.index(root.find(at).saturating_add(1));
         for depth in (0..root.depth).rev() {
             let damaged = || Error::corrupt("extent tree: node").with_inode(inode);
             let ExtentIndex { from, node: block } = above.ok_or_else(damaged)?;
@@ -156,7 +159,7 @@ impl Transaction<'_> {
                 }
             }
             above = node.index(step.nth);
-            after = node.index(step.nth + 1);
+            after = node.index(step.nth.saturating_add(1));
             steps.push(step);
         }
         let ratio = u64::from(self.cluster_blocks());
@@ -188,7 +191,7 @@ impl Transaction<'_> {
         while at < end {
             match self.map_first_part(inode, at..end, taking, &mut goal) {
                 Ok(run) => {
-                    at = run.from + run.blocks;
+                    at = run.from.saturating_add(run.blocks);
                     all.push(run);
                 }
                 Err(Error::NoSpace) if !all.is_empty() => break,
@@ -202,6 +205,7 @@ impl Transaction<'_> {
     }
 
     /// Maps the first blocks of a non-empty range.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn map_first_part(
         &mut self,
         inode: InodeNumber,
@@ -214,10 +218,10 @@ impl Transaction<'_> {
         let nth = path.leaf.partition_point(|extent| extent.end() <= u64::from(from));
         let there = path.leaf.get(nth).filter(|extent| extent.from <= from);
         if let Some(extent) = there {
-            let skipped = from - extent.from;
-            let blocks = (extent.blocks - skipped).min(range.end - from);
+            let skipped = from.saturating_sub(extent.from);
+            let blocks = extent.blocks.saturating_sub(skipped).min(range.end.saturating_sub(from));
             let at = extent.start.offset(skipped.into());
-            *goal = Some(at.0 + u64::from(blocks));
+            *goal = Some(at.0.saturating_add(blocks.into()));
             let written = !extent.is_unwritten || taking.unwritten;
             if written {
                 return Ok(MappedRun { from, blocks, at, is_new: false });
@@ -229,16 +233,16 @@ impl Transaction<'_> {
         }
         let next = path.leaf.get(nth).map_or(path.covered.end, |extent| extent.from.into());
         let most = if taking.unwritten { INIT_MAX_LEN - 1 } else { INIT_MAX_LEN };
-        let hole = (saturating_u32(next.min(u64::from(range.end))) - from).min(most);
+        let hole = saturating_u32(next.min(u64::from(range.end))).saturating_sub(from).min(most);
         self.ensure_node_space(&path)?;
         let (start, blocks) = match self.find_mapped_cluster(inode, from)? {
             Some(cluster) => {
                 let lead = from % self.cluster_blocks();
-                (cluster.offset(lead.into()), hole.min(self.cluster_blocks() - lead))
+                (cluster.offset(lead.into()), hole.min(self.cluster_blocks().saturating_sub(lead)))
             }
             None => self.allocate_clusters(inode, &path, (nth, from, hole), taking, *goal)?,
         };
-        *goal = Some(start.0 + u64::from(blocks));
+        *goal = Some(start.0.saturating_add(blocks.into()));
         let new = Extent { from, blocks, start, is_unwritten: taking.unwritten };
         self.put_extent(inode, path, new)?;
         Ok(MappedRun { from, blocks, at: start, is_new: !taking.unwritten })
@@ -246,6 +250,7 @@ impl Transaction<'_> {
 
     /// Allocates clusters for a hole before extent `nth` of a leaf; no block of its first cluster
     /// is mapped. Returns the first block, and how many blocks of the hole it covers.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn allocate_clusters(
         &mut self,
         inode: InodeNumber,
@@ -257,12 +262,12 @@ impl Transaction<'_> {
         let ratio = self.cluster_blocks();
         let lead = from % ratio;
         // A last cluster that is partly mapped is excluded.
-        let end = u64::from(from) + u64::from(hole);
-        let begun = end - end % u64::from(ratio);
+        let end = u64::from(from).saturating_add(hole.into());
+        let begun = end.saturating_sub(end % u64::from(ratio));
         let is_had = u64::from(from) < begun
             && begun < end
             && self.find_mapped_cluster(inode, saturating_u32(begun))?.is_some();
-        let hole = if is_had { saturating_u32(begun) - from } else { hole };
+        let hole = if is_had { saturating_u32(begun).saturating_sub(from) } else { hole };
         let best = match goal {
             Some(goal) => goal,
             None => self.extent_goal(inode, path, nth, from)?,
@@ -270,17 +275,18 @@ impl Transaction<'_> {
         let spare = self.allocatable_blocks(taking.privileged);
         let (start, taken) = self.allocate_blocks(AllocationRequest {
             goal: best.saturating_sub(lead.into()),
-            count: (lead + hole).min(saturating_u32(spare)),
+            count: lead.saturating_add(hole).min(saturating_u32(spare)),
             append_inode: taking.is_append.then_some(inode.0),
             privileged: taking.privileged,
             is_for_extent_node: false,
         })?;
         self.add_sectors(inode, taken.into())?;
-        Ok((FsBlock(start).offset(lead.into()), hole.min(taken - lead)))
+        Ok((FsBlock(start).offset(lead.into()), hole.min(taken.saturating_sub(lead))))
     }
 
     /// Returns the first block of the cluster for file block `at`, if any leaf maps a block of that
     /// cluster.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn find_mapped_cluster(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
         struct FirstExtent(Option<(u64, BlockLocation)>);
         impl MapVisitor for FirstExtent {
@@ -297,13 +303,14 @@ impl Transaction<'_> {
             // The caller asks for an unmapped block, and a cluster is one block.
             return Ok(None);
         }
-        let start = u64::from(at) - u64::from(at) % ratio;
+        let start = u64::from(at).saturating_sub(u64::from(at) % ratio);
         let mut first = FirstExtent(None);
-        self.walk(inode, start..start + ratio, &mut first)?;
+        self.walk(inode, start..start.saturating_add(ratio), &mut first)?;
         match first.0 {
             None | Some((_, BlockLocation::Hole)) => Ok(None),
             Some((at, BlockLocation::Mapped(block) | BlockLocation::Unwritten(block))) => {
-                let cluster = block.0.checked_sub(at - start).filter(|it| it % ratio == 0);
+                let cluster =
+                    block.0.checked_sub(at.saturating_sub(start)).filter(|it| it % ratio == 0);
                 let what = "extent tree: extent between clusters";
                 let damaged = || Error::corrupt(what).with_inode(inode).with_block(block);
                 cluster.map(|block| Some(FsBlock(block))).ok_or_else(damaged)
@@ -325,10 +332,10 @@ impl Transaction<'_> {
     ) -> Result<u64> {
         let before = nth.checked_sub(1).and_then(|nth| path.leaf.get(nth));
         if let Some(before) = before {
-            return Ok(before.start.0 + u64::from(at - before.from));
+            return Ok(before.start.0.saturating_add(u64::from(at.saturating_sub(before.from))));
         }
         if let Some(behind) = path.leaf.get(nth) {
-            return Ok(behind.start.0.saturating_sub(u64::from(behind.from - at)));
+            return Ok(behind.start.0.saturating_sub(u64::from(behind.from.saturating_sub(at))));
         }
         let (group, _) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
@@ -340,6 +347,7 @@ impl Transaction<'_> {
     }
 
     /// Checks that the nodes for a change of a leaf are allocatable.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn ensure_node_space(&self, path: &ExtentPath) -> Result<()> {
         let clusters = self.available_metadata_blocks() / u64::from(self.cluster_blocks());
         if clusters < path.nodes_needed() { Err(Error::NoSpace) } else { Ok(()) }
@@ -358,7 +366,7 @@ impl Transaction<'_> {
         if extent.blocks == 0 || !self.volume.super_.is_valid_block(extent.start) {
             return Err(damaged().with_block(extent.start));
         }
-        let at = |from: u32| extent.start.offset((from - extent.from).into());
+        let at = |from: u32| extent.start.offset(from.saturating_sub(extent.from).into());
         let mut runs = RunList::default();
         self.walk(inode, extent.from.into()..end.into(), &mut runs)?;
         for run in runs.between(FileBlock(extent.from), FileBlock(end)) {
@@ -381,10 +389,12 @@ impl Transaction<'_> {
         let mut from = extent.from;
         while from < end {
             let path = self.find_extent_path(inode, from)?;
-            let until = saturating_u32(path.covered.end.min(end.into())).max(from + 1);
+            let until =
+                saturating_u32(path.covered.end.min(end.into())).max(from.saturating_add(1));
             self.ensure_node_space(&path)?;
             let is_unwritten = extent.is_unwritten;
-            let new = Extent { from, blocks: until - from, start: at(from), is_unwritten };
+            let new =
+                Extent { from, blocks: until.saturating_sub(from), start: at(from), is_unwritten };
             self.put_extent(inode, path, new)?;
             from = until;
         }
@@ -413,24 +423,25 @@ impl Transaction<'_> {
             end => u64::from(end),
         };
         let mut at = u64::from(range.start);
-        let mut freed = 0;
+        let mut freed = 0u64;
         while at < end {
             let mut path = self.find_extent_path(inode, saturating_u32(at))?;
             let own = at..end.min(path.covered.end);
-            at = path.covered.end.max(at + 1);
+            at = path.covered.end.max(at.saturating_add(1));
             let mut gone: Vec<Extent> = Vec::new();
             remove_range(&mut path.leaf, &own, &mut |extent| gone.push(extent));
             if gone.is_empty() {
                 continue;
             }
             self.write_leaf(inode, path)?;
-            freed += self.free_clusters_of(inode, &gone, &own)?;
+            freed = freed.saturating_add(self.free_clusters_of(inode, &gone, &own)?);
         }
         Ok(freed)
     }
 
     /// Frees the clusters that the file no longer uses after these extents were removed in `range`;
     /// returns how many blocks.
+    #[allow(clippy::arithmetic_side_effects, reason = "a checked superblock has no size of 0")]
     fn free_clusters_of(
         &mut self,
         inode: InodeNumber,
@@ -443,7 +454,7 @@ impl Transaction<'_> {
             let part = edge % ratio;
             let shares =
                 part > 0 && self.find_mapped_cluster(inode, saturating_u32(edge))?.is_some();
-            Ok::<_, Error>(shares.then_some(edge - part))
+            Ok::<_, Error>(shares.then_some(edge.saturating_sub(part)))
         };
         let kept = [kept(range.start)?, kept(range.end)?];
         if kept.iter().any(Option::is_some) {
@@ -454,17 +465,20 @@ impl Transaction<'_> {
                 blocks.for_each(|block| overlay.drop_block(block));
             }
         }
-        let mut freed = 0;
+        let mut freed = 0u64;
         for (from, start, blocks) in clusters_of_extents(gone, ratio) {
-            let (mut first, mut end) = (from, from + blocks);
+            let (mut first, mut end) = (from, from.saturating_add(blocks));
             if kept.contains(&Some(first)) {
-                first += ratio;
+                first = first.saturating_add(ratio);
             }
-            if first < end && kept.contains(&Some(end - ratio)) {
-                end -= ratio;
+            if first < end && kept.contains(&Some(end.saturating_sub(ratio))) {
+                end = end.saturating_sub(ratio);
             }
             if first < end {
-                freed += self.free_blocks(start + (first - from), saturating_u32(end - first))?;
+                freed = freed.saturating_add(self.free_blocks(
+                    start.saturating_add(first.saturating_sub(from)),
+                    saturating_u32(end.saturating_sub(first)),
+                )?);
             }
         }
         Ok(freed)
@@ -481,7 +495,7 @@ impl Transaction<'_> {
         while at < end {
             let mut path = self.find_extent_path(inode, saturating_u32(at))?;
             let own = at..end.min(path.covered.end);
-            at = path.covered.end.max(at + 1);
+            at = path.covered.end.max(at.saturating_add(1));
             let mut written = path.leaf.clone();
             written.retain(|extent| !extent.is_unwritten);
             let mut inside = Vec::new();
@@ -490,11 +504,11 @@ impl Transaction<'_> {
                     (u64::from(extent.from).max(own.start), extent.end().min(own.end));
                 let mut from = low;
                 while from < high {
-                    let blocks = (high - from).min(u64::from(INIT_MAX_LEN - 1));
-                    let start = extent.start.offset(from - u64::from(extent.from));
+                    let blocks = high.saturating_sub(from).min(u64::from(INIT_MAX_LEN - 1));
+                    let start = extent.start.offset(from.saturating_sub(extent.from.into()));
                     let (first, blocks) = (saturating_u32(from), saturating_u32(blocks));
                     inside.push(Extent { from: first, blocks, start, is_unwritten: true });
-                    from += u64::from(blocks);
+                    from = from.saturating_add(blocks.into());
                 }
             }
             if inside.is_empty() {
@@ -542,18 +556,20 @@ impl Transaction<'_> {
             let Some(block) = step.at else { return Err(Error::corrupt("extent tree: node")) };
             if step.entries.is_empty() {
                 above.entries.remove(above.nth.min(above.entries.len().saturating_sub(1)));
-                nodes.freed += self.free_blocks(block.0, 1)?;
+                nodes.freed = nodes.freed.saturating_add(self.free_blocks(block.0, 1)?);
                 continue;
             }
             let mut changed = false;
             if step.entries.len() > step.max_entries {
                 // A file that grows at its end leaves full nodes behind.
-                let at_end = step.nth + 1 >= step.max_entries;
+                let at_end = step.nth.saturating_add(1) >= step.max_entries;
                 let kept = if at_end { step.max_entries } else { step.entries.len() / 2 };
                 let rest = step.entries.split_off(kept);
-                for (nth, right) in (above.nth + 1..).zip(rest.chunks(step.max_entries.max(1))) {
+                for (nth, right) in
+                    (above.nth.saturating_add(1)..).zip(rest.chunks(step.max_entries.max(1)))
+                {
                     let node = self.make_node(inode, step.depth, right, block, nodes)?;
-                    let from = right.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
+                    let from = extent::first_file_block(right.first());
                     let nth = nth.min(above.entries.len());
                     above.entries.insert(nth, ExtentIndex { from, node }.encode());
                 }
@@ -562,7 +578,7 @@ impl Transaction<'_> {
             let first = step.first_file_block();
             self.write_node(inode, block, &step)?;
             if let Some(entry) = above.entries.get_mut(above.nth)
-                && crate::format::le32(entry, 0) != Some(first)
+                && extent::first_file_block(Some(entry)) != first
             {
                 *entry = ExtentIndex { from: first, node: block }.encode();
                 changed = true;
@@ -591,10 +607,10 @@ impl Transaction<'_> {
             let entries = std::mem::take(&mut root.entries);
             let (group, _) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
             let near = self.volume.super_.group_start(crate::GroupNumber(group));
-            let from = entries.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
+            let from = extent::first_file_block(entries.first());
             let node = self.make_node(inode, root.depth, &entries, near, nodes)?;
             root.entries = vec![ExtentIndex { from, node }.encode()];
-            root.depth += 1;
+            root.depth = root.depth.saturating_add(1);
         }
         let room = u16::try_from(root.max_entries).unwrap_or(extent::ROOT_ENTRIES);
         let words = super::encode_root_words(root.depth, room, &root.entries);
@@ -619,7 +635,7 @@ impl Transaction<'_> {
             is_for_extent_node: true,
         };
         let (at, taken) = self.allocate_blocks(request)?;
-        nodes.made += u64::from(taken);
+        nodes.made = nodes.made.saturating_add(taken.into());
         let block_bytes = self.volume.super_.block_bytes;
         let mut bytes = vec![0; saturating_usize(block_bytes.into())];
         extent::write_node(&mut bytes, depth, extent::max_entries_in_block(block_bytes), entries);
@@ -656,113 +672,7 @@ impl Transaction<'_> {
         }
         let mut step = ExtentPathNode::from_node(&leaf, None, 0);
         step.max_entries = root.max_entries.into();
-        nodes.freed += self.free_blocks(block.0, 1)?;
+        nodes.freed = nodes.freed.saturating_add(self.free_blocks(block.0, 1)?);
         self.write_root(inode, step, &mut NodeCountChange::default())
-    }
-}
-
-/// Removes `range` from extents, and passes the removed parts to `gone`.
-fn remove_range(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(Extent)) {
-    let mut left = Vec::with_capacity(leaf.len() + 1);
-    for extent in leaf.drain(..) {
-        let (from, end) = (u64::from(extent.from), extent.end());
-        let (low, high) = (from.max(range.start), end.min(range.end));
-        if low >= high {
-            left.push(extent);
-            continue;
-        }
-        let part = |from: u64, end: u64, of: &Extent| Extent {
-            from: saturating_u32(from),
-            blocks: saturating_u32(end - from),
-            start: of.start.offset(from - u64::from(of.from)),
-            is_unwritten: of.is_unwritten,
-        };
-        if from < low {
-            left.push(part(from, low, &extent));
-        }
-        gone(part(low, high, &extent));
-        if high < end {
-            left.push(part(high, end, &extent));
-        }
-    }
-    *leaf = left;
-}
-
-/// Inserts an extent, replacing what it overlaps and merging it with its neighbours.
-fn insert_extent(leaf: &mut Vec<Extent>, new: Extent) {
-    remove_range(leaf, &(u64::from(new.from)..new.end()), &mut |_| ());
-    let nth = leaf.partition_point(|extent| extent.from < new.from);
-    leaf.insert(nth, new);
-    merge_with_previous(leaf, nth + 1);
-    merge_with_previous(leaf, nth);
-}
-
-/// Returns the clusters of extents, each once: first file block, first device block, number of
-/// blocks.
-fn clusters_of_extents(extents: &[Extent], ratio: u64) -> Vec<(u64, u64, u64)> {
-    let mut all: Vec<(u64, u64, u64)> = Vec::with_capacity(extents.len());
-    for extent in extents {
-        let from = u64::from(extent.from);
-        // The extent before may include its first cluster.
-        let begun = all.last().map_or(0, |(from, _, blocks)| from + blocks);
-        let first = (from - from % ratio).max(begun);
-        let end = extent.end().next_multiple_of(ratio);
-        if first < end {
-            let start = extent.start.0 + first - from;
-            all.push((first, start, end - first));
-        }
-    }
-    all
-}
-
-/// Merges extent `nth` with the one before, if possible.
-fn merge_with_previous(leaf: &mut Vec<Extent>, nth: usize) {
-    let Some(before) = nth.checked_sub(1) else { return };
-    let (Some(&a), Some(&b)) = (leaf.get(before), leaf.get(nth)) else { return };
-    let most = if a.is_unwritten { INIT_MAX_LEN - 1 } else { INIT_MAX_LEN };
-    let touches = a.end() == u64::from(b.from)
-        && a.start.offset(a.blocks.into()) == b.start
-        && a.is_unwritten == b.is_unwritten
-        && a.blocks + b.blocks <= most;
-    if touches {
-        leaf.remove(nth);
-        if let Some(a) = leaf.get_mut(before) {
-            a.blocks += b.blocks;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn extent(from: u32, blocks: u32, start: u64) -> Extent {
-        Extent { from, blocks, start: FsBlock(start), is_unwritten: false }
-    }
-
-    #[test]
-    fn extents_are_split_and_merged() {
-        let mut leaf = vec![extent(0, 10, 100), extent(20, 10, 200)];
-        let mut gone = Vec::new();
-        remove_range(&mut leaf, &(5..22), &mut |it| gone.push((it.start.0, it.blocks)));
-        assert_eq!(gone, [(105, 5), (200, 2)]);
-        assert_eq!(leaf, [extent(0, 5, 100), extent(22, 8, 202)]);
-        leaf.insert(1, extent(5, 17, 105));
-        merge_with_previous(&mut leaf, 2);
-        assert_eq!(leaf.len(), 3, "they do not touch on the device");
-        merge_with_previous(&mut leaf, 1);
-        assert_eq!(leaf, [extent(0, 22, 100), extent(22, 8, 202)]);
-        let mut leaf =
-            vec![extent(0, INIT_MAX_LEN - 1, 100), extent(INIT_MAX_LEN - 1, 2, 100 + 32767)];
-        merge_with_previous(&mut leaf, 1);
-        assert_eq!(leaf.len(), 2, "no extent is longer than the format says");
-    }
-
-    #[test]
-    fn shared_clusters_are_counted_once() {
-        let extents = [extent(1, 2, 101), extent(3, 1, 103), extent(6, 7, 206), extent(14, 1, 214)];
-        assert_eq!(clusters_of_extents(&extents, 4), [(0, 100, 4), (4, 204, 12)]);
-        let apart = [extent(1, 2, 101), extent(3, 1, 103)];
-        assert_eq!(clusters_of_extents(&apart, 1), [(1, 101, 2), (3, 103, 1)]);
     }
 }

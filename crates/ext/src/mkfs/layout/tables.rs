@@ -26,10 +26,12 @@ impl FreeRanges {
     }
 
     /// Trims the ranges to whole clusters of `ratio` blocks.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn trim_to_clusters(mut self, ratio: u64) -> Self {
         if ratio > 1 {
             let whole = |(start, end): (u64, u64)| {
-                let (start, end) = (start.next_multiple_of(ratio), end / ratio * ratio);
+                let (start, end) =
+                    (start.next_multiple_of(ratio), (end / ratio).saturating_mul(ratio));
                 (start < end).then_some((start, end))
             };
             self.free = self.free.into_iter().filter_map(whole).collect();
@@ -62,7 +64,7 @@ impl FreeRanges {
 
     /// Returns the free blocks between two blocks.
     pub(in crate::mkfs) fn free_in(&self, from: u64, end: u64) -> u64 {
-        self.between(from, end).map(|(start, end)| end - start).sum()
+        self.between(from, end).map(|(start, end)| end.saturating_sub(start)).sum()
     }
 
     /// Returns the first block in `from..before` where `blocks` blocks are free.
@@ -78,7 +80,7 @@ impl FreeRanges {
 
     /// Allocates `blocks` blocks; `None` if they are not free.
     pub(in crate::mkfs) fn allocate_at(&mut self, from: u64, blocks: u64) -> Option<()> {
-        let end = from + blocks;
+        let end = from.saturating_add(blocks);
         let (start, stop) = self.free.range(..=from).next_back().map(|it| (*it.0, *it.1))?;
         if end > stop {
             return None;
@@ -103,11 +105,11 @@ impl FreeRanges {
         let mut at = goal;
         while blocks > 0 {
             let (start, end) = self.from(at).or_else(|| self.from(0))?;
-            let count = blocks.min(end - start);
+            let count = blocks.min(end.saturating_sub(start));
             self.allocate_at(start, count)?;
             taken.push((start, count));
-            blocks -= count;
-            at = start + count;
+            blocks = blocks.saturating_sub(count);
+            at = start.saturating_add(count);
         }
         Some(taken)
     }
@@ -162,14 +164,18 @@ struct TablePlacer<'a> {
 
 impl TablePlacer<'_> {
     /// Places the tables in the group itself.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn place_in_group(&mut self, group: u32) -> Option<()> {
-        let (start, last) = (self.layout.group_start(group), self.layout.group_end(group) - 1);
+        let (start, last) =
+            (self.layout.group_start(group), self.layout.group_end(group).saturating_sub(1));
         let mut from = start;
         let stride = u64::from(self.layout.options.stride);
         if stride > 0 {
             // Bitmaps of adjacent groups go to different disks of a RAID.
-            let first = self.space.first_fit(start, last, 1)? + self.table;
-            from = first + stride * u64::from(group) % (last + 1).saturating_sub(first).max(1);
+            let first = self.space.first_fit(start, last, 1)?.saturating_add(self.table);
+            from = first.saturating_add(
+                stride * u64::from(group) % (last + 1).saturating_sub(first).max(1),
+            );
             if from >= last {
                 from = start;
             }
@@ -188,19 +194,25 @@ impl TablePlacer<'_> {
     }
 
     /// Places the tables next to those of the other groups of its flex group.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn place_in_flex_group(&mut self, group: u32) -> Option<()> {
         let nth = group % self.groups_per_flex;
         let before = self.all.last().copied().filter(|_| nth > 0);
-        let last = (group | (self.groups_per_flex - 1)).min(self.layout.super_.groups - 1);
-        let rest = u64::from(last - group + 1);
+        let last = (group | self.groups_per_flex.saturating_sub(1))
+            .min(self.layout.super_.groups.saturating_sub(1));
+        let rest = u64::from(last.saturating_sub(group).saturating_add(1));
         let gap = match last % self.groups_per_flex {
-            others if last == self.layout.super_.groups - 1 && others > 0 => u64::from(others) + 1,
+            others if last == self.layout.super_.groups.saturating_sub(1) && others > 0 => {
+                u64::from(others) + 1
+            }
             _ => u64::from(self.groups_per_flex),
         };
-        let blocks = self.allocate_table(group, before.map(|it| it.blocks + 1), rest, 1)?;
-        let next = before.map_or(blocks + gap, |it| it.inodes + 1);
+        let blocks =
+            self.allocate_table(group, before.map(|it| it.blocks.saturating_add(1)), rest, 1)?;
+        let next = before.map_or(blocks.saturating_add(gap), |it| it.inodes.saturating_add(1));
         let inodes = self.allocate_table(group, Some(next), rest, 1)?;
-        let next = before.map_or(inodes + gap, |it| it.table + self.table);
+        let next =
+            before.map_or(inodes.saturating_add(gap), |it| it.table.saturating_add(self.table));
         let table = self.allocate_table(group, Some(next), rest, self.table)?;
         self.all.push(GroupTables { blocks, inodes, table });
         Some(())
@@ -208,6 +220,7 @@ impl TablePlacer<'_> {
 
     /// Allocates a bitmap or table of `blocks`, of which `rest` remain: near `next`, or where all
     /// fit, or where one fits.
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn allocate_table(
         &mut self,
         group: u32,
@@ -218,12 +231,14 @@ impl TablePlacer<'_> {
         let super_ = &self.layout.super_;
         // Limit of the contiguous space searched for.
         let most = u64::from(super_.blocks_per_group / 4);
-        let together = (rest * blocks).min(most);
-        let first = self.layout.group_start(group - group % self.groups_per_flex);
-        let last = (group | (self.groups_per_flex - 1)).min(super_.groups - 1);
-        let end = self.layout.group_end(last) - 1;
+        let together = rest.saturating_mul(blocks).min(most);
+        let first = self.layout.group_start(group.saturating_sub(group % self.groups_per_flex));
+        let last =
+            (group | self.groups_per_flex.saturating_sub(1)).min(super_.groups.saturating_sub(1));
+        let end = self.layout.group_end(last).saturating_sub(1);
         let near = next.filter(|next| *next < super_.blocks);
-        let near = near.and_then(|next| self.space.first_fit(next, next + together, blocks));
+        let near =
+            near.and_then(|next| self.space.first_fit(next, next.saturating_add(together), blocks));
         let at = near
             .or_else(|| self.space.first_fit(first, end, together))
             .or_else(|| self.space.first_fit(first, end, blocks))

@@ -9,14 +9,17 @@
 use crate::mkfs::DiskRun;
 
 /// Returns the file clusters that the runs touch, ascending: first cluster, and count.
+#[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
 pub(super) fn touched_clusters(runs: &[(u32, u32)], ratio: u64) -> Vec<DiskRun> {
     let mut all: Vec<DiskRun> = vec![];
     for (from, blocks) in runs.iter().filter(|run| run.1 > 0) {
-        let (from, end) = (u64::from(*from), u64::from(*from) + u64::from(*blocks));
+        let (from, end) = (u64::from(*from), u64::from(*from).saturating_add(u64::from(*blocks)));
         let (first, end) = (from / ratio, end.div_ceil(ratio));
         match all.last_mut() {
-            Some(last) if last.0 + last.1 >= first => last.1 = end - last.0,
-            _ => all.push((first, end - first)),
+            Some(last) if last.0.saturating_add(last.1) >= first => {
+                last.1 = end.saturating_sub(last.0)
+            }
+            _ => all.push((first, end.saturating_sub(first))),
         }
     }
     all
@@ -34,7 +37,7 @@ pub(super) fn runs_in_clusters(
     let mut taken = taken.iter().copied();
     let mut place = (0, 0);
     for (first, count) in touched {
-        let (mut at, mut blocks) = (first * ratio, count * ratio);
+        let (mut at, mut blocks) = (first.saturating_mul(ratio), count.saturating_mul(ratio));
         while blocks > 0 {
             if place.1 == 0 {
                 place = taken.next()?;
@@ -42,32 +45,34 @@ pub(super) fn runs_in_clusters(
             }
             let here = blocks.min(place.1);
             stretches.push((at, (place.0, here)));
-            place = (place.0 + here, place.1 - here);
-            (at, blocks) = (at + here, blocks - here);
+            place = (place.0.saturating_add(here), place.1.saturating_sub(here));
+            (at, blocks) = (at.saturating_add(here), blocks.saturating_sub(here));
         }
     }
     let mut found = vec![];
     let mut nth = 0;
     for (from, blocks) in runs {
-        let (mut from, end) = (u64::from(*from), u64::from(*from) + u64::from(*blocks));
+        let (mut from, end) =
+            (u64::from(*from), u64::from(*from).saturating_add(u64::from(*blocks)));
         while from < end {
             let (at, (start, count)) = *stretches.get(nth)?;
-            if from >= at + count {
-                nth += 1;
+            if from >= at.saturating_add(count) {
+                nth = nth.saturating_add(1);
                 continue;
             }
-            let here = (at + count).min(end) - from;
-            found.push((start + from.checked_sub(at)?, here));
-            from += here;
+            let here = at.saturating_add(count).min(end).saturating_sub(from);
+            found.push((start.saturating_add(from.checked_sub(at)?), here));
+            from = from.saturating_add(here);
         }
     }
     Some(found)
 }
 
 /// Returns the first block of each cluster.
+#[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
 pub(super) fn cluster_starts(taken: &[DiskRun], ratio: u64) -> impl Iterator<Item = DiskRun> {
     let starts = taken.iter().flat_map(move |(start, count)| {
-        (0..count / ratio).map(move |nth| (start + nth * ratio, 1))
+        (0..count / ratio).map(move |nth| (start.saturating_add(nth.saturating_mul(ratio)), 1))
     });
     // With one block per cluster, runs stay merged.
     let merges = ratio == 1;
@@ -83,7 +88,7 @@ pub(super) fn truncate_runs(places: Vec<DiskRun>, mut blocks: u64) -> Vec<DiskRu
         if here > 0 {
             kept.push((start, here));
         }
-        blocks -= here;
+        blocks = blocks.saturating_sub(here);
     }
     kept
 }

@@ -37,7 +37,7 @@ impl<'a> BlockCursor<'a> {
         self.next = 0;
         self.free_blocks = self.space.free_in(0, self.layout.super_.blocks);
         self.map_reserve = match self.layout.options.has_extents() {
-            true => self.space.range_count() * self.layout.cluster_blocks(),
+            true => self.space.range_count().saturating_mul(self.layout.cluster_blocks()),
             false => 0,
         };
     }
@@ -54,18 +54,19 @@ impl<'a> BlockCursor<'a> {
     }
 
     pub(super) fn can_skip(&self, blocks: u64) -> bool {
-        self.free_blocks.saturating_sub(blocks) >= self.blocks_outstanding + self.map_reserve
+        self.free_blocks.saturating_sub(blocks)
+            >= self.blocks_outstanding.saturating_add(self.map_reserve)
     }
 
     /// Moves to the next range if `blocks` fit there as one run and not here.
     pub(super) fn skip_to_fit(&mut self, blocks: u64) {
         let Some((start, end)) = self.current_range() else { return };
-        if blocks <= end - start {
+        if blocks <= end.saturating_sub(start) {
             return;
         }
         let Some((next, stop)) = self.space.from(end) else { return };
-        if blocks <= stop - next && self.can_skip(end - start) {
-            self.free_blocks -= end - start;
+        if blocks <= stop.saturating_sub(next) && self.can_skip(end.saturating_sub(start)) {
+            self.free_blocks = self.free_blocks.saturating_sub(end.saturating_sub(start));
             self.next = next;
         }
     }
@@ -74,7 +75,7 @@ impl<'a> BlockCursor<'a> {
     pub(super) fn advance_to(&mut self, place: u64) {
         let skipped = self.space.free_in(self.next, place);
         if place > self.next && self.can_skip(skipped) {
-            self.free_blocks -= skipped;
+            self.free_blocks = self.free_blocks.saturating_sub(skipped);
             self.next = place;
         }
     }
@@ -83,11 +84,11 @@ impl<'a> BlockCursor<'a> {
         self.free_blocks = self.free_blocks.checked_sub(blocks)?;
         while blocks > 0 {
             let (start, end) = self.current_range()?;
-            let count = blocks.min(end - start);
+            let count = blocks.min(end.saturating_sub(start));
             self.space.allocate_at(start, count)?;
             runs.push((start, count));
-            self.next = start + count;
-            blocks -= count;
+            self.next = start.saturating_add(count);
+            blocks = blocks.saturating_sub(count);
         }
         Some(())
     }

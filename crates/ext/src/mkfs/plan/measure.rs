@@ -65,7 +65,7 @@ pub(super) fn measure_tree(layout: &Layout, tree: &Tree) -> Result<TreeRequireme
         walk.add_node(id, NodeId::ROOT, 2)?;
     }
     walk.needs.inodes = values::system_inodes_before_ea_inodes(&layout.options)
-        + saturating_u32(tree.values.len() as u64);
+        .saturating_add(saturating_u32(tree.values.len() as u64));
     let lens = tree.values.iter().map(|value| value.bytes.len() as u64);
     walk.needs.value_blocks =
         lens.map(|len| layout.blocks_with_map(layout.blocks_for_bytes(len))).sum();
@@ -156,7 +156,7 @@ impl<'a> TreeMeasurer<'a> {
         let (data, blocks) = self.contents_blocks(id)?;
         let is_inside = self.is_inline(id, in_body);
         let (data, blocks) = if is_inside { (0, 0) } else { (data, blocks) };
-        self.needs.blocks += blocks;
+        self.needs.blocks = self.needs.blocks.saturating_add(blocks);
         self.needs.placed.push(NodePlacement {
             node: id.0,
             parent: parent.0,
@@ -188,9 +188,11 @@ impl<'a> TreeMeasurer<'a> {
         let rest = all.get(in_body..).unwrap_or_default();
         if !rest.is_empty() {
             let owners = self.shared.entry(rest).or_insert(0);
-            self.needs.blocks +=
-                u64::from(owners.is_multiple_of(XATTR_REFCOUNT_MAX)) * self.layout.cluster_blocks();
-            *owners += 1;
+            self.needs.blocks = self.needs.blocks.saturating_add(
+                u64::from(owners.is_multiple_of(XATTR_REFCOUNT_MAX))
+                    .saturating_mul(self.layout.cluster_blocks()),
+            );
+            *owners = owners.saturating_add(1);
         }
         Ok(saturating_u32(in_body as u64))
     }
@@ -214,12 +216,15 @@ impl<'a> TreeMeasurer<'a> {
         };
         let data: u64 = runs.iter().map(|run| u64::from(run.1)).sum();
         let ratio = self.layout.cluster_blocks();
-        let owned = touched_clusters(&runs, ratio).iter().map(|run| run.1 * ratio).sum::<u64>();
-        let blocks = owned + self.layout.map_blocks(&runs) * ratio;
+        let owned = touched_clusters(&runs, ratio)
+            .iter()
+            .map(|run| run.1.saturating_mul(ratio))
+            .sum::<u64>();
+        let blocks = owned.saturating_add(self.layout.map_blocks(&runs).saturating_mul(ratio));
         let huge = self.layout.options.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
         let bits = if huge { 48 } else { 32 };
         // `i_blocks` counts sectors; an xattr block may be added.
-        if (blocks + ratio) * u64::from(block_bytes / 512) >= 1 << bits {
+        if blocks.saturating_add(ratio).saturating_mul(u64::from(block_bytes / 512)) >= 1 << bits {
             let what = "more data than an inode can count; the feature huge_file helps (-O)";
             return Err(tree_error(self.tree, id, what));
         }
@@ -256,16 +261,19 @@ impl<'a> TreeMeasurer<'a> {
     fn max_file_bytes(&self) -> u64 {
         let block_bytes = self.layout.super_.block_bytes;
         // The last file block number is reserved.
-        let numbers = (u64::from(block_bytes) << 32) - u64::from(block_bytes);
+        let numbers = (u64::from(block_bytes) << 32).saturating_sub(block_bytes.into());
         match self.layout.options.has_extents() {
             true => numbers,
             false => {
                 let reach = crate::map::pointers::max_mapped_blocks(block_bytes);
-                (reach * u64::from(block_bytes)).min(numbers + u64::from(block_bytes) - 1)
+                reach
+                    .saturating_mul(block_bytes.into())
+                    .min(numbers.saturating_add(block_bytes.into()).saturating_sub(1))
             }
         }
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "no size of a new volume is 0")]
     fn directory_blocks(&self, id: NodeId) -> u32 {
         let built = build_directory_of(self.tree, id, (0, 0), &[], self.style);
         let blocks = built.bytes.len() / self.layout.block_len().max(1);

@@ -3,8 +3,6 @@
 //! Law: on disk, a replaced name always references an inode. In one directory the two names are
 //! swapped first, and the next chain removes the old one.
 
-#![allow(clippy::arithmetic_side_effects, reason = "counts blocks of a volume")]
-
 use draconis_types::FileType;
 
 use super::super::{RenameMode, Whiteout};
@@ -73,7 +71,7 @@ impl Transaction<'_> {
                     self.check_subdirectory_limit(&target)?;
                 }
                 let needs = self.max_insert_blocks(to_dir, &place)?;
-                self.ensure_free_blocks(needs + of_whiteout, target.owner().0)?;
+                self.ensure_free_blocks(needs.saturating_add(of_whiteout), target.owner().0)?;
                 self.join_batch(Operation::Move(NameMove {
                     inode: moved,
                     from: from_dir,
@@ -84,7 +82,7 @@ impl Transaction<'_> {
                 };
                 // The batch that was closed may have used some of the space.
                 let needs = self.max_insert_blocks(to_dir, &place)?;
-                self.ensure_free_blocks(needs + of_whiteout, target.owner().0)?;
+                self.ensure_free_blocks(needs.saturating_add(of_whiteout), target.owner().0)?;
                 let whiteout = self.allocate_whiteout(from_dir, whiteout)?;
                 self.insert_name(to_dir, place, to, moved, node.kind)?;
                 self.finish_move((from_dir, from), to_dir, &node, whiteout)

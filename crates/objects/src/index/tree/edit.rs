@@ -27,7 +27,7 @@ impl Tree {
         };
         let mut level = children.first().map_or(0, |(.., level)| *level);
         while children.len() > 1 {
-            level += 1;
+            level = level.saturating_add(1);
             let list = children.into_iter().map(|(key, child, _)| (key, child)).collect();
             children = split_inner(nodes, level, list);
         }
@@ -87,7 +87,8 @@ fn apply_to_child(
         }
     };
     let level = inner.level;
-    let mut children: Vec<(Key, Child)> = Vec::with_capacity(inner.children.len() + 4);
+    let mut children: Vec<(Key, Child)> =
+        Vec::with_capacity(inner.children.len().saturating_add(4));
     let inner = Arc::make_mut(&mut inner);
     let mut rest = edits;
     let old_children = std::mem::take(&mut inner.children);
@@ -131,7 +132,7 @@ fn merge_small_leaf(
     let small = *small;
     let Some((_, Child::Disk(left))) = before.last() else { return Ok(()) };
     let left = *left;
-    if small.len as usize > limit / 3 || (small.len + left.len) as usize > limit {
+    if small.len as usize > limit / 3 || small.len.saturating_add(left.len) as usize > limit {
         return Ok(());
     }
     let mut pairs = EncodedPairs::default();
@@ -160,15 +161,16 @@ fn write_leaves(
     let mut start = 0;
     while start < count {
         let from = pairs.pair_start(start);
-        let mut end = start + 1;
-        while end < count
-            && usize::midpoint(pairs.pair_end(end - 1), pairs.pair_end(end)) - from < share
-        {
-            end += 1;
+        let mut end = start.saturating_add(1);
+        let middle = |nth: usize| {
+            usize::midpoint(pairs.pair_end(nth.saturating_sub(1)), pairs.pair_end(nth))
+        };
+        while end < count && middle(end).saturating_sub(from) < share {
+            end = end.saturating_add(1);
         }
         let key = match start {
             0 => lower.clone(),
-            _ => shortest_separator(pairs.key(start - 1), pairs.key(start)),
+            _ => shortest_separator(pairs.key(start.saturating_sub(1)), pairs.key(start)),
         };
         out.push((key, Child::Disk(nodes.write(pairs.encode(start..end))?), 0));
         start = end;
@@ -179,7 +181,7 @@ fn write_leaves(
 /// Returns the shortest key greater than `left` and not greater than `right`.
 fn shortest_separator(left: &[u8], right: &[u8]) -> Key {
     let common = left.iter().zip(right).take_while(|(a, b)| a == b).count();
-    Key::from_slice(&right[..(common + 1).min(right.len())])
+    Key::from_slice(right.get(..=common).unwrap_or(right))
 }
 
 /// Splits children into inner nodes of `level`.
@@ -187,19 +189,19 @@ fn split_inner(nodes: &dyn NodeStore, level: u8, children: Vec<(Key, Child)>) ->
     if children.is_empty() {
         return vec![];
     }
-    let weigh = |key: &Key| key.len() + 20;
+    let weigh = |key: &Key| key.len().saturating_add(20);
     let total: usize = children.iter().map(|(key, _)| weigh(key)).sum();
     let parts = total.div_ceil(nodes.node_bytes()).min(children.len() / 2).max(1);
     let share = total.div_ceil(parts);
     let mut out: Replacements = vec![];
     let mut part: Vec<(Key, Child)> = vec![];
-    let mut len = 0;
+    let mut len = 0usize;
     for (key, child) in children {
-        if part.len() >= 2 && len + weigh(&key) / 2 >= share {
+        if part.len() >= 2 && len.saturating_add(weigh(&key) / 2) >= share {
             out.push(new_inner_replacement(level, std::mem::take(&mut part)));
             len = 0;
         }
-        len += weigh(&key);
+        len = len.saturating_add(weigh(&key));
         part.push((key, child));
     }
     out.push(new_inner_replacement(level, part));
@@ -207,7 +209,8 @@ fn split_inner(nodes: &dyn NodeStore, level: u8, children: Vec<(Key, Child)>) ->
 }
 
 fn new_inner_replacement(level: u8, children: Vec<(Key, Child)>) -> (Key, Child, u8) {
-    (children[0].0.clone(), Child::Changed(Arc::new(InnerNode::new(level, children))), level)
+    let first = children.first().map(|(key, _)| key.clone()).unwrap_or_default();
+    (first, Child::Changed(Arc::new(InnerNode::new(level, children))), level)
 }
 
 fn write_child(nodes: &mut dyn NodeStore, child: &Child) -> Result<BlockPtr> {
@@ -249,8 +252,10 @@ fn move_child(nodes: &mut dyn NodeStore, child: Child, key: &[u8], at: u64) -> R
         }
     };
     let index = inner.child_index(key);
-    let below = inner.children[index].1.clone();
-    Arc::make_mut(&mut inner).children[index].1 = move_child(nodes, below, key, at)?;
+    let moved = move_child(nodes, inner.child(index).1.clone(), key, at)?;
+    if let Some((_, child)) = Arc::make_mut(&mut inner).children.get_mut(index) {
+        *child = moved;
+    }
     if let Some(old) = old {
         nodes.mark_dead(old);
     }

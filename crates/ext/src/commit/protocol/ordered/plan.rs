@@ -21,7 +21,8 @@ pub(super) struct StagePlan {
 
 impl StagePlan {
     pub(super) fn from_recorded(recorded: &OrderedProtocol, switched: &HashSet<u32>) -> Self {
-        let after_deaths = recorded.dying.values().max().map_or(0, |height| height + 1);
+        let after_deaths =
+            recorded.dying.values().max().map_or(0, |height| height.saturating_add(1));
         // Blocks of stage 0 precede the inode or map that switches to them; deleted inodes precede
         // the removal of their names.
         let stage_of =
@@ -35,19 +36,19 @@ impl StagePlan {
         let received = dirs
             .iter()
             .filter(|(dir, _)| recorded.rename_targets.contains(dir))
-            .map(|(_, (stage, _))| stage + 1)
+            .map(|(_, (stage, _))| stage.saturating_add(1))
             .max();
         for (dir, (stage, _)) in &mut dirs {
             if recorded.rename_sources.contains(dir) && !recorded.rename_targets.contains(dir) {
                 *stage = (*stage).max(received.unwrap_or(0));
             }
         }
-        let named = dirs.values().map(|(stage, _)| stage + 1).max().unwrap_or(0);
+        let named = dirs.values().map(|(stage, _)| stage.saturating_add(1)).max().unwrap_or(0);
         let mut depths = HashMap::new();
         for dir in recorded.created_dirs.keys() {
             created_parent_count(*dir, recorded, &mut depths);
         }
-        let deepest = depths.values().map(|depth| depth + 1).max().unwrap_or(0);
+        let deepest = depths.values().map(|depth| depth.saturating_add(1)).max().unwrap_or(0);
         Self {
             dirs,
             first_creation_stage: named.max(1),
@@ -70,7 +71,7 @@ fn created_parent_count(
     let above = loop {
         if let Some(depth) = known.get(&at) {
             chain.pop();
-            break depth + 1;
+            break depth.saturating_add(1);
         }
         match recorded.created_dirs.get(&at) {
             Some(parent)

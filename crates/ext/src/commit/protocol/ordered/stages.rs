@@ -112,9 +112,9 @@ impl OrderedProtocol {
         let mut slots: HashMap<u64, Vec<(usize, u32)>> = HashMap::new();
         for (inode, (block, at)) in &changes.batch.inodes {
             let stage = if let Some(depth) = plan.depths.get(inode) {
-                plan.first_creation_stage + depth
+                plan.first_creation_stage.saturating_add(*depth)
             } else if changes.batch.created_inodes.contains(inode) {
-                plan.first_creation_stage + plan.creation_stages
+                plan.first_creation_stage.saturating_add(plan.creation_stages)
             } else if let Some(stage) = plan.deletion_stages.get(inode) {
                 *stage
             } else if let Some((stage, true)) = plan.dirs.get(inode) {
@@ -132,7 +132,7 @@ impl OrderedProtocol {
         let Some(ChangedBlock { base: Some(base), current, .. }) = changes.block(block) else {
             return false;
         };
-        let part = at..at + self.inode_bytes;
+        let part = at..at.saturating_add(self.inode_bytes);
         let old = base.get(part.clone()).unwrap_or_default();
         InodeDiff::new(old, current.get(part).unwrap_or_default()).changes_blocks()
     }
@@ -153,7 +153,7 @@ impl OrderedProtocol {
         let mut versions = Vec::new();
         for stage in stages {
             for (at, _) in slots.iter().filter(|(_, of)| *of == stage) {
-                let range = *at..*at + len;
+                let range = *at..at.saturating_add(len);
                 if let (Some(into), Some(from)) = (version.get_mut(range.clone()), now.get(range)) {
                     into.copy_from_slice(from);
                 }
