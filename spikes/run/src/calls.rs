@@ -32,7 +32,8 @@ impl Supervisor {
             libc::SYS_openat => self.open(call, a, b, c, d),
             libc::SYS_openat2 => {
                 let how = self.read(call, c, 24)?;
-                let word = |at: usize| u64::from_ne_bytes(how[at..at + 8].try_into().unwrap_or_default());
+                let word =
+                    |at: usize| u64::from_ne_bytes(how[at..at + 8].try_into().unwrap_or_default());
                 // Limits of the walk (RESOLVE_*) are not implemented in the spike.
                 self.open(call, a, b, word(0), word(8))
             }
@@ -146,7 +147,14 @@ impl Supervisor {
         self.caller(call)?.may(&self.tree.volume, place.dir, 3)
     }
 
-    fn open(&mut self, call: &Notification, dirfd: u64, path: u64, flags: u64, mode: u64) -> Answer {
+    fn open(
+        &mut self,
+        call: &Notification,
+        dirfd: u64,
+        path: u64,
+        flags: u64,
+        mode: u64,
+    ) -> Answer {
         let flags = flags as i32;
         let has = |flag: i32| flags & flag == flag;
         let follow = !has(libc::O_NOFOLLOW) && !has(libc::O_CREAT | libc::O_EXCL);
@@ -175,8 +183,8 @@ impl Supervisor {
                         self.caller(call)?.may(&self.tree.volume, inode, 4)?;
                     }
                     let real = self.tree.stand_in(inode, &place.path())?;
-                    let flags = flags & libc::O_PATH | libc::O_DIRECTORY;
-                    let fd = sys::open_at(libc::AT_FDCWD, &real, flags, 0)?;
+                    // A descriptor of O_PATH cannot be installed: an ordinary one stands for it.
+                    let fd = sys::open_at(libc::AT_FDCWD, &real, libc::O_DIRECTORY, 0)?;
                     return Ok(Some(Reply::Descriptor(fd, cloexec)));
                 }
                 _ if has(libc::O_DIRECTORY) => return Err(libc::ENOTDIR),
@@ -248,7 +256,9 @@ impl Supervisor {
             0 => FileType::File,
             bits => FileType::from_mode(bits as u32).ok_or(libc::EINVAL)?,
         };
-        if matches!(kind, FileType::CharDevice | FileType::BlockDevice) && self.caller(call)?.uid != 0 {
+        if matches!(kind, FileType::CharDevice | FileType::BlockDevice)
+            && self.caller(call)?.uid != 0
+        {
             return Err(libc::EPERM);
         }
         self.create(call, at, kind, mode, device, b"")
@@ -363,7 +373,13 @@ impl Supervisor {
         done()
     }
 
-    fn rename(&mut self, call: &Notification, from: (u64, u64), to: (u64, u64), flags: u64) -> Answer {
+    fn rename(
+        &mut self,
+        call: &Notification,
+        from: (u64, u64),
+        to: (u64, u64),
+        flags: u64,
+    ) -> Answer {
         let mode = match flags {
             0 => RenameMode::Replace,
             1 => RenameMode::NoReplace,
@@ -399,7 +415,13 @@ impl Supervisor {
         done()
     }
 
-    fn link(&mut self, call: &Notification, from: (u64, u64), to: (u64, u64), flags: u64) -> Answer {
+    fn link(
+        &mut self,
+        call: &Notification,
+        from: (u64, u64),
+        to: (u64, u64),
+        flags: u64,
+    ) -> Answer {
         let from = self.place_at(call, from, flags & libc::AT_SYMLINK_FOLLOW as u64 != 0)?;
         let to = self.place_at(call, to, false)?;
         let (from, to) = match (from, to) {
@@ -437,10 +459,20 @@ impl Supervisor {
         if self.tree.volume.inode(inode).map_err(errno)?.kind == FileType::Symlink {
             return Err(libc::EOPNOTSUPP);
         }
-        self.change(inode, &AttributeChange { mode: Some(mode as u32 & 0o7777), ..Default::default() })
+        self.change(
+            inode,
+            &AttributeChange { mode: Some(mode as u32 & 0o7777), ..Default::default() },
+        )
     }
 
-    fn chown(&mut self, call: &Notification, at: (u64, u64), flags: u64, uid: u64, gid: u64) -> Answer {
+    fn chown(
+        &mut self,
+        call: &Notification,
+        at: (u64, u64),
+        flags: u64,
+        uid: u64,
+        gid: u64,
+    ) -> Answer {
         let Some(inode) = self.target(call, at, flags, flags & NO_FOLLOW == 0)? else {
             return Ok(None);
         };
@@ -450,7 +482,9 @@ impl Supervisor {
         let (uid, gid) = (given(uid), given(gid));
         let held = self.tree.volume.attributes(inode).map_err(errno)?;
         let own = |gid: u32| gid == held.gid || gid == caller.gid || caller.groups.contains(&gid);
-        if caller.uid != 0 && (uid.is_some_and(|uid| uid != held.uid) || gid.is_some_and(|gid| !own(gid))) {
+        if caller.uid != 0
+            && (uid.is_some_and(|uid| uid != held.uid) || gid.is_some_and(|gid| !own(gid)))
+        {
             return Err(libc::EPERM);
         }
         self.change(inode, &AttributeChange { uid, gid, ..Default::default() })
@@ -573,9 +607,12 @@ impl Supervisor {
             self.programs.insert(real.clone(), version);
         }
         let head = self.tree.volume.read(inode, 0, 256).map_err(errno)?;
-        if depth > 0 && let Some(line) = head.strip_prefix(b"#!") {
+        if depth > 0
+            && let Some(line) = head.strip_prefix(b"#!")
+        {
             let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii();
-            let interpreter = line.split(|byte| byte.is_ascii_whitespace()).next().unwrap_or_default();
+            let interpreter =
+                line.split(|byte| byte.is_ascii_whitespace()).next().unwrap_or_default();
             if !interpreter.is_empty() {
                 return self.execute_path(call, CWD, interpreter, depth - 1);
             }

@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use draconis_ext::{AttributeChange, InodeNumber, SetTime, Time, Volume};
 
@@ -20,11 +21,17 @@ const MAX_FILES: usize = 512;
 const MAX_BYTES: u64 = 64 << 20;
 /// Changed files that wait to be written back before each reply pays for one.
 const MAX_WAITING: usize = 128;
+/// Unused memfds; those of small files keep their pages.
 const POOL: usize = 64;
+const POOLED_BYTES: u64 = 64 << 10;
+/// Period of writing back files that stay open.
+const OPEN_FOR: Duration = Duration::from_secs(5);
+/// Files of this length and more may have holes that are not written.
+const HOLES_FROM: u64 = 64 << 10;
 const CHUNK: usize = 1 << 20;
 
 pub struct File {
-    /// Read-only, so that the file can be executed, and that the lease counts it.
+    /// Opened by its path in `/proc`: the lease counts such a descriptor, and not the first one.
     memfd: OwnedFd,
     /// Its inode in the kernel's memory file system.
     key: u64,
@@ -39,7 +46,6 @@ pub struct File {
     bytes: u64,
 }
 
-#[derive(Default)]
 pub struct Files {
     by_inode: HashMap<u32, File>,
     by_key: HashMap<u64, u32>,
@@ -54,6 +60,8 @@ pub struct Files {
     pub loaded: u64,
     pub written: u64,
     buffer: Vec<u8>,
+    proc: OwnedFd,
+    open_files_written: Instant,
 }
 
 pub fn errno(error: draconis_ext::Error) -> i32 {
@@ -71,7 +79,24 @@ impl Files {
     pub fn new() -> Result<Self, i32> {
         let probe = sys::memfd("probe")?;
         let device = sys::fstat(probe.as_raw_fd())?.st_dev;
-        Ok(Self { device, ..Self::default() })
+        let proc =
+            sys::open_at(libc::AT_FDCWD, b"/proc/self/fd", libc::O_PATH | libc::O_DIRECTORY, 0)?;
+        Ok(Self {
+            by_inode: HashMap::new(),
+            by_key: HashMap::new(),
+            order: VecDeque::new(),
+            waiting: VecDeque::new(),
+            pool: Vec::new(),
+            bytes: 0,
+            device,
+            most_bytes: 0,
+            most_files: 0,
+            loaded: 0,
+            written: 0,
+            buffer: Vec::new(),
+            proc,
+            open_files_written: Instant::now(),
+        })
     }
 
     /// Returns the inode whose contents an open file of the memory file system holds.
@@ -90,7 +115,7 @@ impl Files {
         // SAFETY: plain numbers.
         sys::check(unsafe { libc::fchmod(made.as_raw_fd(), 0o777) }.into())?;
         let key = sys::fstat(made.as_raw_fd())?.st_ino;
-        Ok((reopen(&made, libc::O_RDONLY)?, key))
+        Ok((reopen(&self.proc, &made, libc::O_RDWR)?, key))
     }
 
     /// Opens an inode's contents. `empty` says that the volume holds none: a new file, or one that
@@ -108,8 +133,10 @@ impl Files {
         }
         let Some(file) = self.by_inode.get_mut(&inode.0) else { return Err(libc::EIO) };
         let truncate = if empty { libc::O_TRUNC } else { 0 };
-        let keep = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_PATH;
-        let opened = reopen(&file.memfd, flags & keep | truncate)?;
+        // A descriptor of O_PATH cannot be installed: an ordinary one stands for it.
+        let keep = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK;
+        let flags = if flags & libc::O_PATH == 0 { flags & keep | truncate } else { 0 };
+        let opened = reopen(&self.proc, &file.memfd, flags)?;
         if writes {
             file.mapped |= flags & libc::O_ACCMODE == libc::O_RDWR;
             file.fresh |= empty;
@@ -127,22 +154,17 @@ impl Files {
         let mut bytes = 0;
         if !empty {
             let size = volume.inode(inode).map_err(errno)?.size_bytes;
-            let to = reopen(&memfd, libc::O_WRONLY | libc::O_TRUNC)?;
-            if size > 0 {
-                // SAFETY: plain numbers.
-                sys::check(unsafe { libc::ftruncate(to.as_raw_fd(), size as i64) }.into())?;
-            }
             let mut at = 0;
             while at < size {
                 let part = volume.read(inode, at, CHUNK).map_err(errno)?;
                 if part.is_empty() {
                     break;
                 }
-                if part.iter().any(|byte| *byte != 0) {
-                    write_all(&to, &part, at)?;
-                }
+                write_all(&memfd, &part, at)?;
                 at += part.len() as u64;
             }
+            // A used memfd of the pool keeps its pages until here.
+            set_len(&memfd, size)?;
             base = change_of(&sys::fstat(memfd.as_raw_fd())?);
             (bytes, self.loaded) = (size, self.loaded + size);
         }
@@ -167,9 +189,7 @@ impl Files {
     /// Sets the length of a file's memfd, if it has one.
     pub fn truncate(&mut self, inode: InodeNumber, size: u64) -> Result<(), i32> {
         let Some(file) = self.by_inode.get_mut(&inode.0) else { return Ok(()) };
-        let to = reopen(&file.memfd, libc::O_WRONLY)?;
-        // SAFETY: plain numbers.
-        sys::check(unsafe { libc::ftruncate(to.as_raw_fd(), size as i64) }.into())?;
+        set_len(&file.memfd, size)?;
         file.base = change_of(&sys::fstat(file.memfd.as_raw_fd())?);
         Ok(())
     }
@@ -186,11 +206,13 @@ impl Files {
             return Ok(());
         }
         let size = stat.st_size as u64;
-        self.buffer.resize(CHUNK, 0);
+        if self.buffer.is_empty() {
+            self.buffer.resize(CHUNK, 0);
+        }
         let mut at = 0u64;
         let mut differs = is_changed;
         while at < size {
-            if file.fresh {
+            if file.fresh && size > HOLES_FROM {
                 match sys::lseek(fd, at as i64, libc::SEEK_DATA) {
                     Ok(data) => at = data as u64,
                     Err(_) => break,
@@ -207,7 +229,9 @@ impl Files {
             let part = &self.buffer[..got];
             // A mapping leaves no trace in the times: compare.
             let same = !is_changed
-                && volume.read(inode, at, got).is_ok_and(|held| held.len() == got && *held == *part);
+                && volume
+                    .read(inode, at, got)
+                    .is_ok_and(|held| held.len() == got && *held == *part);
             if !same {
                 differs = true;
                 let mut done = 0;
@@ -245,10 +269,16 @@ impl Files {
     /// Writes back the oldest file that waits, if nobody has it open; called after a reply.
     pub fn tidy(&mut self, volume: &Volume, idle: bool) -> bool {
         let mut did = false;
+        if idle && self.open_files_written.elapsed() > OPEN_FOR {
+            self.open_files_written = Instant::now();
+            if let Err(error) = self.write_back_all(volume) {
+                eprintln!("draconis-run: open files are not written: errno {error}");
+            }
+        }
         if (idle && !self.waiting.is_empty() || self.waiting.len() > MAX_WAITING)
             && let Some(inode) = self.waiting.pop_front()
         {
-            did = self.settle(volume, inode, idle);
+            did = self.settle(volume, inode);
         }
         if self.by_inode.len() > MAX_FILES || self.bytes > MAX_BYTES {
             did |= self.evict(volume);
@@ -256,11 +286,11 @@ impl Files {
         did
     }
 
-    fn settle(&mut self, volume: &Volume, inode: u32, idle: bool) -> bool {
+    fn settle(&mut self, volume: &Volume, inode: u32) -> bool {
         let Some(file) = self.by_inode.get(&inode) else { return true };
         let closed = sys::is_sole_user(file.memfd.as_raw_fd());
-        if closed || idle {
-            let orphan = closed && is_orphan(volume, inode);
+        if closed {
+            let orphan = is_orphan(volume, inode);
             if !orphan && let Err(error) = self.write_back(volume, InodeNumber(inode)) {
                 eprintln!("draconis-run: inode {inode} is not written: errno {error}");
             }
@@ -295,7 +325,8 @@ impl Files {
         self.by_key.remove(&file.key);
         self.bytes -= file.bytes;
         volume.remove_users(InodeNumber(inode), 1);
-        if self.pool.len() < POOL && reopen(&file.memfd, libc::O_WRONLY | libc::O_TRUNC).is_ok() {
+        if self.pool.len() < POOL && (file.bytes <= POOLED_BYTES || set_len(&file.memfd, 0).is_ok())
+        {
             self.pool.push((file.memfd, file.key));
         }
     }
@@ -306,6 +337,10 @@ impl Files {
         if is_orphan(volume, inode.0) && sys::is_sole_user(file.memfd.as_raw_fd()) {
             self.release(volume, inode.0);
         }
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// Writes back everything.
@@ -320,7 +355,12 @@ impl Files {
     }
 
     /// Copies the contents of an inode into a file of the host.
-    pub fn copy_out(&mut self, volume: &Volume, inode: InodeNumber, to: &OwnedFd) -> Result<(), i32> {
+    pub fn copy_out(
+        &mut self,
+        volume: &Volume,
+        inode: InodeNumber,
+        to: &OwnedFd,
+    ) -> Result<(), i32> {
         self.write_back(volume, inode)?;
         let mut at = 0;
         loop {
@@ -338,9 +378,14 @@ fn is_orphan(volume: &Volume, inode: u32) -> bool {
     volume.attributes(InodeNumber(inode)).is_ok_and(|found| found.links == 0)
 }
 
-/// Opens the file of a descriptor again: an open file of its own.
-fn reopen(file: &OwnedFd, flags: i32) -> Result<OwnedFd, i32> {
-    sys::open_at(libc::AT_FDCWD, format!("/proc/self/fd/{}", file.as_raw_fd()).as_bytes(), flags, 0)
+/// Opens the file of a descriptor again: an open file of its own. `proc` is `/proc/self/fd`.
+fn reopen(proc: &OwnedFd, file: &OwnedFd, flags: i32) -> Result<OwnedFd, i32> {
+    sys::open_at(proc.as_raw_fd(), file.as_raw_fd().to_string().as_bytes(), flags, 0)
+}
+
+fn set_len(file: &OwnedFd, len: u64) -> Result<(), i32> {
+    // SAFETY: plain numbers.
+    sys::check(unsafe { libc::ftruncate(file.as_raw_fd(), len as i64) }.into()).map(drop)
 }
 
 fn write_all(to: &OwnedFd, bytes: &[u8], at: u64) -> Result<(), i32> {

@@ -81,7 +81,9 @@ fn parse() -> Result<Arguments, String> {
 }
 
 fn run(arguments: &Arguments) -> Result<i32, String> {
-    std::fs::create_dir_all(&arguments.at).map_err(|error| format!("{}: {error}", arguments.at.display()))?;
+    let is_made = !arguments.at.exists();
+    std::fs::create_dir_all(&arguments.at)
+        .map_err(|error| format!("{}: {error}", arguments.at.display()))?;
     let at = tree::canonical(&arguments.at).map_err(|error| error.to_string())?;
     if std::fs::read_dir(&at).is_ok_and(|mut held| held.next().is_some()) {
         return Err(format!("{}: is not empty; name an empty directory with --at", at.display()));
@@ -94,15 +96,23 @@ fn run(arguments: &Arguments) -> Result<i32, String> {
     let mut supervisor = Supervisor::new(listener, tree, arguments.write).map_err(fail)?;
     if arguments.write {
         let volume = Arc::clone(&volume);
-        std::thread::spawn(move || loop {
-            std::thread::sleep(COMMIT_EVERY);
-            if volume.uncommitted_changes().is_some() && let Err(error) = volume.commit() {
-                eprintln!("draconis-run: {error}");
+        std::thread::spawn(move || {
+            loop {
+                std::thread::sleep(COMMIT_EVERY);
+                if volume.uncommitted_changes().is_some()
+                    && let Err(error) = volume.commit()
+                {
+                    eprintln!("draconis-run: {error}");
+                }
             }
         });
     }
     let code = serve(&mut supervisor, child);
+    // The stand-ins go, a directory that was there stays.
     let _ = std::fs::remove_dir_all(&at);
+    if !is_made {
+        let _ = std::fs::create_dir(&at);
+    }
     if arguments.write {
         supervisor.files.write_back_all(&volume).map_err(fail)?;
         volume.close().map_err(|error| error.to_string())?;
@@ -130,7 +140,8 @@ fn run(arguments: &Arguments) -> Result<i32, String> {
 fn open(arguments: &Arguments) -> Result<Volume, String> {
     let named = |error: String| format!("{}: {error}", arguments.image.display());
     let options = FileOptions { write: arguments.write, direct: false, uring: false };
-    let disk = FileDisk::open(&arguments.image, options).map_err(|error| named(error.to_string()))?;
+    let disk =
+        FileDisk::open(&arguments.image, options).map_err(|error| named(error.to_string()))?;
     let disk: Arc<dyn Disk> = Arc::new(disk);
     let opened = match arguments.write {
         false => Volume::open(disk, OpenOptions::default()),
@@ -149,13 +160,15 @@ fn open(arguments: &Arguments) -> Result<Volume, String> {
 
 /// Starts the child, which waits, installs the filter, sends the listener and executes.
 fn start(command: &[CString]) -> Result<(i32, std::os::unix::net::UnixStream), String> {
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(|error| error.to_string())?;
+    let (ours, theirs) =
+        std::os::unix::net::UnixStream::pair().map_err(|error| error.to_string())?;
     // SAFETY: no other thread runs yet.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error().to_string()),
         0 => {
             drop(ours);
-            let mut words: Vec<*const libc::c_char> = command.iter().map(|word| word.as_ptr()).collect();
+            let mut words: Vec<*const libc::c_char> =
+                command.iter().map(|word| word.as_ptr()).collect();
             words.push(std::ptr::null());
             // SAFETY: the child of a process with one thread; plain calls.
             unsafe {
@@ -185,11 +198,16 @@ fn listen(socket: &std::os::unix::net::UnixStream) -> Result<std::os::fd::OwnedF
     use std::io::Write;
     (&*socket).write_all(b"g").map_err(|error| error.to_string())?;
     sys::receive_fd(socket.as_raw_fd()).map_err(|error| match error {
-        libc::EBUSY => "a process that started this one listens to system calls already (seccomp user \
+        libc::EBUSY => {
+            "a process that started this one listens to system calls already (seccomp user \
                         notification), and the kernel allows one listener; run it outside of that \
                         sandbox, or mount the image: draconis mount"
-            .to_owned(),
-        error => format!("the kernel refuses a listener for system calls: {}", std::io::Error::from_raw_os_error(error)),
+                .to_owned()
+        }
+        error => format!(
+            "the kernel refuses a listener for system calls: {}",
+            std::io::Error::from_raw_os_error(error)
+        ),
     })
 }
 
@@ -208,20 +226,19 @@ fn serve(supervisor: &mut Supervisor, child: i32) -> i32 {
     }
     let volume = Arc::clone(&supervisor.tree.volume);
     loop {
-        match sys::poll(fd, 20) {
-            0 => {
-                for _ in 0..64 {
-                    if !supervisor.write || !supervisor.files.tidy(&volume, true) {
-                        break;
-                    }
+        // A poll of its own only while files wait to be written back.
+        if supervisor.files.is_waiting() && sys::poll(fd, 20) == 0 {
+            for _ in 0..64 {
+                if !supervisor.files.tidy(&volume, true) {
+                    break;
                 }
             }
-            events if events & libc::POLLIN != 0 => {
-                if supervisor.serve_one() {
-                    supervisor.files.tidy(&volume, false);
-                }
-            }
-            _ => break,
+            continue;
+        }
+        if supervisor.serve_one() {
+            supervisor.files.tidy(&volume, false);
+        } else if sys::poll(fd, 0) & libc::POLLHUP != 0 {
+            break;
         }
     }
     let mut status = 0;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
 
 use draconis_ext::{Attributes, InodeNumber, Time};
 
@@ -40,7 +41,7 @@ enum Cwd {
 struct Process {
     pidfd: OwnedFd,
     tgid: u32,
-    caller: Caller,
+    caller: Rc<Caller>,
     umask: u32,
     /// Unknown after `chdir` and at first.
     cwd: Option<Cwd>,
@@ -132,6 +133,7 @@ impl Supervisor {
             groups: line("Groups:").filter_map(|text| text.parse().ok()).collect(),
         };
         let tgid = number(line("Tgid:").next());
+        let caller = Rc::new(caller);
         let process = Process { pidfd, tgid, caller, umask: umask.unwrap_or(0o22), cwd: None };
         self.processes.insert(call.pid, process);
         Ok(())
@@ -146,8 +148,8 @@ impl Supervisor {
         self.processes.get(&call.pid).ok_or(libc::ESRCH)
     }
 
-    pub fn caller(&self, call: &Notification) -> Result<Caller, i32> {
-        Ok(self.process(call)?.caller.clone())
+    pub fn caller(&self, call: &Notification) -> Result<Rc<Caller>, i32> {
+        Ok(Rc::clone(&self.process(call)?.caller))
     }
 
     pub fn umask(&self, call: &Notification) -> u32 {
@@ -327,7 +329,8 @@ impl Supervisor {
     pub fn attributes(&self, inode: InodeNumber) -> Result<Attributes, i32> {
         let mut held = self.tree.volume.attributes(inode).map_err(errno)?;
         if let Some(now) = self.files.changing(inode) {
-            let time = |seconds, nanoseconds: i64| Time { seconds, nanoseconds: nanoseconds as u32 };
+            let time =
+                |seconds, nanoseconds: i64| Time { seconds, nanoseconds: nanoseconds as u32 };
             held.size_bytes = now.st_size as u64;
             held.blocks_512 = held.size_bytes.div_ceil(4096) * 8;
             held.modified = time(now.st_mtime, now.st_mtime_nsec);

@@ -96,7 +96,7 @@ pub fn lseek(fd: RawFd, at: i64, whence: i32) -> Result<i64, i32> {
     check(unsafe { libc::lseek(fd, at, whence) })
 }
 
-/// Returns true if nobody but the holder of this read-only descriptor has the file open or mapped:
+/// Returns true if nobody but the holder of this descriptor has the file open or mapped:
 /// the kernel grants a write lease only then.
 pub fn is_sole_user(fd: RawFd) -> bool {
     // SAFETY: plain numbers.
@@ -121,9 +121,8 @@ pub fn read_memory(tid: u32, from: u64, into: &mut [u8]) -> Result<usize, i32> {
         (at, count) = (next, count + 1);
     }
     // SAFETY: the local part is `into`; the kernel checks the remote ones.
-    let read = unsafe {
-        libc::process_vm_readv(tid as i32, &local, 1, parts.as_ptr(), count as u64, 0)
-    };
+    let read =
+        unsafe { libc::process_vm_readv(tid as i32, &local, 1, parts.as_ptr(), count as u64, 0) };
     check(read as i64).map(|read| read as usize)
 }
 
@@ -158,25 +157,72 @@ pub fn poll(fd: RawFd, timeout_ms: i32) -> i16 {
 
 /// Calls whose notifications the supervisor answers or passes on.
 pub const CALLS: &[i64] = &[
-    libc::SYS_open, libc::SYS_openat, libc::SYS_creat, libc::SYS_openat2,
-    libc::SYS_stat, libc::SYS_lstat, libc::SYS_fstat, libc::SYS_newfstatat, libc::SYS_statx,
-    libc::SYS_access, libc::SYS_faccessat, libc::SYS_faccessat2,
-    libc::SYS_readlink, libc::SYS_readlinkat, libc::SYS_getdents64,
-    libc::SYS_mkdir, libc::SYS_mkdirat, libc::SYS_rmdir, libc::SYS_unlink, libc::SYS_unlinkat,
-    libc::SYS_rename, libc::SYS_renameat, libc::SYS_renameat2,
-    libc::SYS_link, libc::SYS_linkat, libc::SYS_symlink, libc::SYS_symlinkat,
-    libc::SYS_mknod, libc::SYS_mknodat,
-    libc::SYS_chmod, libc::SYS_fchmod, libc::SYS_fchmodat, libc::SYS_fchmodat2,
-    libc::SYS_chown, libc::SYS_lchown, libc::SYS_fchown, libc::SYS_fchownat,
-    libc::SYS_utimensat, libc::SYS_utimes, libc::SYS_utime, libc::SYS_futimesat,
-    libc::SYS_chdir, libc::SYS_fchdir, libc::SYS_umask,
-    libc::SYS_statfs, libc::SYS_fstatfs, libc::SYS_truncate,
-    libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_sync, libc::SYS_syncfs,
-    libc::SYS_execve, libc::SYS_execveat, libc::SYS_inotify_add_watch,
-    libc::SYS_getxattr, libc::SYS_lgetxattr, libc::SYS_fgetxattr,
-    libc::SYS_listxattr, libc::SYS_llistxattr, libc::SYS_flistxattr,
-    libc::SYS_setxattr, libc::SYS_lsetxattr, libc::SYS_fsetxattr,
-    libc::SYS_removexattr, libc::SYS_lremovexattr, libc::SYS_fremovexattr,
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_creat,
+    libc::SYS_openat2,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_access,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_getdents64,
+    libc::SYS_mkdir,
+    libc::SYS_mkdirat,
+    libc::SYS_rmdir,
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
+    libc::SYS_rename,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_link,
+    libc::SYS_linkat,
+    libc::SYS_symlink,
+    libc::SYS_symlinkat,
+    libc::SYS_mknod,
+    libc::SYS_mknodat,
+    libc::SYS_chmod,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+    libc::SYS_chown,
+    libc::SYS_lchown,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    libc::SYS_utimes,
+    libc::SYS_utime,
+    libc::SYS_futimesat,
+    libc::SYS_chdir,
+    libc::SYS_fchdir,
+    libc::SYS_umask,
+    libc::SYS_statfs,
+    libc::SYS_fstatfs,
+    libc::SYS_truncate,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_sync,
+    libc::SYS_syncfs,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_inotify_add_watch,
+    libc::SYS_getxattr,
+    libc::SYS_lgetxattr,
+    libc::SYS_fgetxattr,
+    libc::SYS_listxattr,
+    libc::SYS_llistxattr,
+    libc::SYS_flistxattr,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
 ];
 
 /// Installs the filter in this process and returns the listener.

@@ -5,6 +5,7 @@
 //! point. Its device and inode number say which directory of the volume it stands for, so that
 //! fork, dup, `fchdir` and `getcwd` stay the kernel's own.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsStr};
 use std::os::fd::AsRawFd;
@@ -107,10 +108,6 @@ impl Tree {
         self.by_real.get(&(stat.st_dev, stat.st_ino)).copied().map(InodeNumber)
     }
 
-    pub fn path_of(&self, dir: InodeNumber) -> Option<&Vec<u8>> {
-        self.by_dir.get(&dir.0)
-    }
-
     /// Returns the path of a directory's stand-in, which it creates.
     pub fn stand_in(&mut self, dir: InodeNumber, path: &[u8]) -> Result<Vec<u8>, i32> {
         if let Some(path) = self.by_dir.get(&dir.0) {
@@ -170,8 +167,9 @@ impl Tree {
         if self.real.remove(&old) {
             let _ = std::fs::remove_file(as_path(&old));
         }
-        if from.node.is_none_or(|node| self.volume.inode(node).is_ok_and(|inode| inode.kind != FileType::Directory))
-            || !as_path(&old).exists()
+        if from.node.is_none_or(|node| {
+            self.volume.inode(node).is_ok_and(|inode| inode.kind != FileType::Directory)
+        }) || !as_path(&old).exists()
         {
             return;
         }
@@ -209,15 +207,15 @@ impl Tree {
         let mut at_path = self.by_dir.get(&start.0).ok_or(libc::ENOENT)?.clone();
         let mut at = start;
         let slash = path.last() == Some(&b'/');
-        let mut names: Vec<Vec<u8>> = parts(path);
+        let mut names: Vec<Cow<'_, [u8]>> = parts(path).map(Cow::Borrowed).collect();
         let mut links = Vec::new();
         let mut last = Vec::new();
         while let Some(name) = names.pop() {
-            if name == b"." {
+            if *name == *b"." {
                 self.require_dir(at)?;
                 continue;
             }
-            if name == b".." {
+            if *name == *b".." {
                 if at == self.volume.root() {
                     self.make_links_real(&links)?;
                     return Ok(Walked::Host);
@@ -231,7 +229,9 @@ impl Tree {
             let found = match self.volume.lookup(at, &name) {
                 Ok(found) => found,
                 Err(Error::NotFound) if names.is_empty() => {
-                    let place = Place { dir: at, name, node: None, dir_path: at_path, links, slash };
+                    let name = name.into_owned();
+                    let place =
+                        Place { dir: at, name, node: None, dir_path: at_path, links, slash };
                     return Ok(Walked::Volume(place));
                 }
                 Err(error) => return Err(errno(error)),
@@ -249,15 +249,15 @@ impl Tree {
                         self.make_links_real(&links)?;
                         return Ok(Walked::Host);
                     };
-                    names.extend(parts(rest));
+                    names.extend(parts(rest).map(|name| Cow::Owned(name.to_vec())));
                     (at, at_path) = (self.volume.root(), self.at.clone());
                 } else {
-                    names.extend(parts(&target));
+                    names.extend(parts(&target).map(|name| Cow::Owned(name.to_vec())));
                 }
                 continue;
             }
             if is_last {
-                last = name;
+                last = name.into_owned();
                 if slash && inode.kind != FileType::Directory {
                     return Err(libc::ENOTDIR);
                 }
@@ -269,7 +269,7 @@ impl Tree {
                 return Err(libc::ENOTDIR);
             }
             at_path.push(b'/');
-            at_path.extend(&name);
+            at_path.extend(&*name);
             at = found;
         }
         let place = Place { dir: at, name: last, node: Some(at), dir_path: at_path, links, slash };
@@ -285,8 +285,8 @@ impl Tree {
 }
 
 /// Returns the names of a path, the first one last.
-fn parts(path: &[u8]) -> Vec<Vec<u8>> {
-    path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).rev().map(<[u8]>::to_vec).collect()
+fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.rsplit(|byte| *byte == b'/').filter(|name| !name.is_empty())
 }
 
 /// Removes `.`, `..` and doubled slashes from an absolute path.
