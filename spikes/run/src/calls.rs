@@ -158,7 +158,9 @@ impl Supervisor {
         let flags = flags as i32;
         let has = |flag: i32| flags & flag == flag;
         let follow = !has(libc::O_NOFOLLOW) && !has(libc::O_CREAT | libc::O_EXCL);
-        let Some(place) = self.place_at(call, (dirfd, path), follow)? else { return Ok(None) };
+        let path = self.string(call, path)?;
+        let placed = self.place(call, dirfd, &path, follow)?;
+        let Some(place) = placed else { return self.open_again(call, &path, flags) };
         if has(libc::O_TMPFILE) {
             return Err(libc::EOPNOTSUPP);
         }
@@ -209,6 +211,18 @@ impl Supervisor {
         }
         let fd = self.files.open(&self.tree.volume, inode, flags, empty)?;
         Ok(Some(Reply::Descriptor(fd, cloexec)))
+    }
+
+    /// Opens a file of the volume once more, by the descriptor that a program has.
+    fn open_again(&mut self, call: &Notification, path: &[u8], flags: i32) -> Answer {
+        let Some((fd, b"")) = self.descriptor(call, path) else { return Ok(None) };
+        let Some(Object::File(inode)) = self.object(call, fd)? else { return Ok(None) };
+        if flags & (libc::O_ACCMODE | libc::O_TRUNC) != 0 {
+            self.require_write()?;
+            self.caller(call)?.may(&self.tree.volume, inode, 2)?;
+        }
+        let opened = self.files.open(&self.tree.volume, inode, flags, false)?;
+        Ok(Some(Reply::Descriptor(opened, flags & libc::O_CLOEXEC != 0)))
     }
 
     fn create_at(
@@ -574,6 +588,8 @@ impl Supervisor {
     /// The kernel executes a copy at the same path, so that `/proc/self/exe` is right.
     fn execute(&mut self, call: &Notification, at: (u64, u64), flags: u64) -> Answer {
         let path = self.string(call, at.1)?;
+        // If it succeeds, the memory is another one.
+        self.forget_memory(call);
         if path.is_empty() && flags & EMPTY_PATH != 0 {
             return Ok(None);
         }

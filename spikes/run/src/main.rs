@@ -33,7 +33,7 @@ use draconis_ext::{
 use crate::supervisor::Supervisor;
 use crate::tree::Tree;
 
-const COMMIT_EVERY: Duration = Duration::from_secs(1);
+const COMMIT_EVERY: Duration = Duration::from_millis(100);
 
 struct Arguments {
     image: PathBuf,

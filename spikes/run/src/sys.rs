@@ -109,20 +109,10 @@ pub fn is_sole_user(fd: RawFd) -> bool {
     }
 }
 
-/// Reads from the memory of a thread; fewer bytes where the next page is not there.
-pub fn read_memory(tid: u32, from: u64, into: &mut [u8]) -> Result<usize, i32> {
-    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    // Split at pages: the kernel stops between two parts, not within one.
-    let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 3];
-    let (mut at, end, mut count) = (from, from.saturating_add(into.len() as u64), 0);
-    while at < end && count < parts.len() {
-        let next = ((at | 4095) + 1).min(end);
-        parts[count] = libc::iovec { iov_base: at as *mut _, iov_len: (next - at) as usize };
-        (at, count) = (next, count + 1);
-    }
-    // SAFETY: the local part is `into`; the kernel checks the remote ones.
+pub fn pread(fd: &OwnedFd, at: u64, into: &mut [u8]) -> Result<usize, i32> {
+    // SAFETY: `into` is valid for its length.
     let read =
-        unsafe { libc::process_vm_readv(tid as i32, &local, 1, parts.as_ptr(), count as u64, 0) };
+        unsafe { libc::pread(fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), at as i64) };
     check(read as i64).map(|read| read as usize)
 }
 

@@ -147,6 +147,10 @@ impl Tree {
 
     /// Forgets the stand-in, link or program of a name that is gone or means something else now.
     pub fn forget(&mut self, place: &Place) {
+        if self.real.is_empty() && place.node.is_none_or(|node| !self.by_dir.contains_key(&node.0))
+        {
+            return;
+        }
         let path = place.path();
         if self.real.remove(&path) {
             let _ = std::fs::remove_file(as_path(&path));
