@@ -573,8 +573,10 @@ impl Supervisor {
 
     /// The kernel follows the path itself, through stand-ins, and enters a real directory.
     fn chdir(&mut self, call: &Notification, path: u64) -> Answer {
-        self.forget_cwd(call);
-        let Some(place) = self.place_at(call, (CWD, path), true)? else { return Ok(None) };
+        let Some(place) = self.place_at(call, (CWD, path), true)? else {
+            self.forget_cwd(call);
+            return Ok(None);
+        };
         let inode = place.found()?;
         if self.tree.volume.inode(inode).map_err(errno)?.kind != FileType::Directory {
             return Err(libc::ENOTDIR);
@@ -582,6 +584,7 @@ impl Supervisor {
         self.caller(call)?.may(&self.tree.volume, inode, 1)?;
         self.tree.make_real(&place)?;
         self.tree.stand_in(inode, &place.path())?;
+        self.forget_cwd(call);
         Ok(None)
     }
 
