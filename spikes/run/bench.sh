@@ -1,14 +1,15 @@
 #!/bin/bash
 # Measures the kernel's ext4, a FUSE mount and the spike beside each other, on new images.
-#   bench.sh SPIKE DRACONIS WORK_DIRECTORY ROUNDS
+#   bench.sh SPIKE DRACONIS WORK_DIRECTORY ROUNDS_OF_LOOPS ROUNDS_OF_PROGRAMS
 # WORK_DIRECTORY gets material (10,000 files of Go's sources, a repository, a generated C project).
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-spike=$1 draconis=$2 w=$3 rounds=$4 m=$3/material
+spike=$1 draconis=$2 w=$3 m=$3/material
 nice="nice -n -20"
 mkdir -p "$w"/{kernel,mount,spike} "$m"
+gcc -O2 -o "$m/loops" "$here/loops.c" || exit 1
 if [ ! -e "$m/ready" ]; then
-    gcc -O2 -o "$m/loops" "$here/loops.c" && cp -r /usr/local/go/src "$m/src" && tar --format=posix -C "$m" -cf "$m/src.tar" src || exit 1
+    cp -r /usr/local/go/src "$m/src" && tar --format=posix -C "$m" -cf "$m/src.tar" src || exit 1
     (cd "$here" && CGO_ENABLED=0 go build -o "$m/walk" walk.go) && "$m/walk" "$m/src/net" "$m/walked" >"$m/walk.want" || exit 1
     git clone -q --bare "$here/../.." "$m/repo.git" && git clone -q "$m/repo.git" "$m/plain" || exit 1
     mkdir "$m/c"
@@ -31,7 +32,7 @@ judge() { e2fsck -fn "$w/image" >"$w/fsck" 2>&1 || { echo "FAILED e2fsck after $
 on() {
     local which=$1
     shift
-    image
+    if [ "$1" = keep ]; then shift; else image; fi
     case $which in
     kernel) mount -o loop "$w/image" "$w/kernel" && $nice "$@" "$w/kernel" 2>&1 | sed "s/^/$which /"; umount "$w/kernel" ;;
     mount) $nice "$draconis" mount "$w/image" "$w/mount" && $nice "$@" "$w/mount" 2>&1 | sed "s/^/$which /"; "$draconis" umount "$w/mount" ;;
@@ -40,12 +41,18 @@ on() {
     judge "$which"
 }
 loops() { "$m/loops" "$1" 20000 256; }
+prepare() { "$m/loops" "$1" 20000 -1; }
+look() { "$m/loops" "$1" 20000 0; }
 programs() { "$here/programs.sh" "$1" "$m"; }
-export -f loops programs
+export -f loops prepare look programs
 export here m
-for round in $(seq "$rounds"); do
+for round in $(seq "$4"); do
     for which in kernel mount spike; do on $which bash -c 'loops "$0"'; done
+    on kernel bash -c 'prepare "$0"' >/dev/null
+    for which in kernel mount spike; do on $which keep bash -c 'look "$0"'; done
+    echo "load: $(cat /proc/loadavg)"
 done
-for round in $(seq "$rounds"); do
+for round in $(seq "$5"); do
     for which in kernel mount spike; do on $which bash -c 'programs "$0"'; done
+    echo "load: $(cat /proc/loadavg)"
 done

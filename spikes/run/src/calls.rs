@@ -377,6 +377,7 @@ impl Supervisor {
             return Err(libc::EBUSY);
         }
         self.may_change(call, &place)?;
+        self.tree.forget_name(&place);
         let removed = match is_dir {
             true => self.tree.volume.remove_directory(place.dir, &place.name),
             false => self.tree.volume.unlink(place.dir, &place.name),
@@ -413,6 +414,8 @@ impl Supervisor {
         }
         self.may_change(call, &from)?;
         self.may_change(call, &to)?;
+        self.tree.forget_name(&from);
+        self.tree.forget_name(&to);
         let volume = &self.tree.volume;
         volume.rename(from.dir, &from.name, to.dir, &to.name, mode).map_err(errno)?;
         if from.node == to.node {

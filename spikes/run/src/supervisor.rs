@@ -232,6 +232,7 @@ impl Supervisor {
     }
 
     pub fn write(&self, call: &Notification, to: u64, bytes: &[u8]) -> Answer {
+        // Not by `/proc/PID/mem`, which writes to read-only memory, too.
         self.check_alive(call)?;
         sys::write_memory(call.pid, to, bytes)?;
         Ok(Some(Reply::Value(0)))

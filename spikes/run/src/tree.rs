@@ -18,6 +18,8 @@ use crate::files::errno;
 use crate::sys;
 
 const MAX_LINKS: usize = 40;
+/// Names in memory at most.
+const MAX_NAMES: usize = 100_000;
 
 /// Where a path ends in the volume.
 pub struct Place {
@@ -67,6 +69,9 @@ pub struct Tree {
     pub at: Vec<u8>,
     by_dir: HashMap<u32, Vec<u8>>,
     by_real: HashMap<(u64, u64), u32>,
+    /// Names looked up before, by directory. Nobody else changes the volume.
+    names: HashMap<u32, HashMap<Vec<u8>, (u32, FileType)>>,
+    names_held: usize,
     /// Links and programs that stand in the real tree, by path.
     real: HashSet<Vec<u8>>,
 }
@@ -96,6 +101,8 @@ impl Tree {
             at,
             by_dir: HashMap::new(),
             by_real: HashMap::new(),
+            names: HashMap::new(),
+            names_held: 0,
             real: HashSet::new(),
         };
         let (root, at) = (tree.volume.root(), tree.at.clone());
@@ -143,6 +150,30 @@ impl Tree {
     /// Notes a program's real copy; returns false if there is one.
     pub fn add_real(&mut self, path: Vec<u8>) -> bool {
         self.real.insert(path)
+    }
+
+    fn lookup(&mut self, dir: InodeNumber, name: &[u8]) -> Result<(InodeNumber, FileType), Error> {
+        if let Some((inode, kind)) = self.names.get(&dir.0).and_then(|names| names.get(name)) {
+            return Ok((InodeNumber(*inode), *kind));
+        }
+        let found = self.volume.lookup(dir, name)?;
+        let kind = self.volume.inode(found)?.kind;
+        if self.names_held >= MAX_NAMES {
+            (self.names_held, self.names) = (0, HashMap::new());
+        }
+        self.names_held += 1;
+        self.names.entry(dir.0).or_default().insert(name.to_vec(), (found.0, kind));
+        Ok((found, kind))
+    }
+
+    /// Forgets the name of a place, which a call is about to change.
+    pub fn forget_name(&mut self, place: &Place) {
+        if let Some(names) = self.names.get_mut(&place.dir.0) {
+            names.remove(&place.name);
+        }
+        if let Some(node) = place.node {
+            self.names.remove(&node.0);
+        }
     }
 
     /// Forgets the stand-in, link or program of a name that is gone or means something else now.
@@ -230,7 +261,7 @@ impl Tree {
                 continue;
             }
             caller.may(&self.volume, at, 1)?;
-            let found = match self.volume.lookup(at, &name) {
+            let (found, kind) = match self.lookup(at, &name) {
                 Ok(found) => found,
                 Err(Error::NotFound) if names.is_empty() => {
                     let name = name.into_owned();
@@ -240,13 +271,12 @@ impl Tree {
                 }
                 Err(error) => return Err(errno(error)),
             };
-            let inode = self.volume.inode(found).map_err(errno)?;
             let is_last = names.is_empty();
-            if inode.kind == FileType::Symlink && (!is_last || follow || slash) {
+            if kind == FileType::Symlink && (!is_last || follow || slash) {
                 if links.len() >= MAX_LINKS {
                     return Err(libc::ELOOP);
                 }
-                let target = self.volume.read_link_of(&inode).map_err(errno)?;
+                let target = self.volume.read_link(found).map_err(errno)?;
                 links.push(([&at_path, b"/".as_slice(), &name].concat(), target.clone()));
                 if target.first() == Some(&b'/') {
                     let Some(rest) = self.below(&target) else {
@@ -262,14 +292,14 @@ impl Tree {
             }
             if is_last {
                 last = name.into_owned();
-                if slash && inode.kind != FileType::Directory {
+                if slash && kind != FileType::Directory {
                     return Err(libc::ENOTDIR);
                 }
                 let node = Some(found);
                 let place = Place { dir: at, name: last, node, dir_path: at_path, links, slash };
                 return Ok(Walked::Volume(place));
             }
-            if inode.kind != FileType::Directory {
+            if kind != FileType::Directory {
                 return Err(libc::ENOTDIR);
             }
             at_path.push(b'/');
