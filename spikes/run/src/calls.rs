@@ -242,7 +242,9 @@ impl Supervisor {
         };
         let device = (libc::major(device), libc::minor(device));
         let new = NewNode { kind, mode, uid: caller.uid, gid: caller.gid, device, target };
-        self.tree.volume.create(place.dir, &place.name, &new).map_err(errno)
+        let made = self.tree.volume.create(place.dir, &place.name, &new).map_err(errno)?;
+        self.tree.remember_name(place.dir, &place.name, made, kind);
+        Ok(made)
     }
 
     fn create(

@@ -1,6 +1,6 @@
 //! The supervisor: who called, with which path or descriptor, and what is answered.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
@@ -60,6 +60,8 @@ pub struct Supervisor {
     pub programs: HashMap<Vec<u8>, (u32, u64, Time)>,
     pub calls: u64,
     pub passed_on: u64,
+    /// The call that was last found to be waiting still.
+    checked: Cell<u64>,
 }
 
 /// Device number that `stat` shows.
@@ -70,7 +72,17 @@ impl Supervisor {
     pub fn new(listener: OwnedFd, tree: Tree, write: bool) -> Result<Self, i32> {
         let (processes, programs) = Default::default();
         let files = Files::new()?;
-        Ok(Self { listener, tree, files, write, processes, programs, calls: 0, passed_on: 0 })
+        Ok(Self {
+            listener,
+            tree,
+            files,
+            write,
+            processes,
+            programs,
+            calls: 0,
+            passed_on: 0,
+            checked: Cell::new(0),
+        })
     }
 
     /// Receives one call and answers it. Returns false if there was none.
@@ -149,9 +161,15 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Checks once a call that the caller waits still, so that its number is not another's by now.
     fn check_alive(&self, call: &Notification) -> Result<(), i32> {
+        if self.checked.get() == call.id {
+            return Ok(());
+        }
         let mut id = call.id;
-        sys::ioctl(self.listener.as_raw_fd(), sys::ID_VALID, &mut id).map(drop)
+        sys::ioctl(self.listener.as_raw_fd(), sys::ID_VALID, &mut id)?;
+        self.checked.set(call.id);
+        Ok(())
     }
 
     fn process(&self, call: &Notification) -> Result<&Process, i32> {

@@ -158,12 +158,23 @@ impl Tree {
         }
         let found = self.volume.lookup(dir, name)?;
         let kind = self.volume.inode(found)?.kind;
+        self.remember_name(dir, name, found, kind);
+        Ok((found, kind))
+    }
+
+    /// Keeps a name that exists now.
+    pub fn remember_name(
+        &mut self,
+        dir: InodeNumber,
+        name: &[u8],
+        node: InodeNumber,
+        kind: FileType,
+    ) {
         if self.names_held >= MAX_NAMES {
             (self.names_held, self.names) = (0, HashMap::new());
         }
         self.names_held += 1;
-        self.names.entry(dir.0).or_default().insert(name.to_vec(), (found.0, kind));
-        Ok((found, kind))
+        self.names.entry(dir.0).or_default().insert(name.to_vec(), (node.0, kind));
     }
 
     /// Forgets the name of a place, which a call is about to change.
