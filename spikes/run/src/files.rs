@@ -62,6 +62,7 @@ pub struct Files {
     buffer: Vec<u8>,
     proc: OwnedFd,
     open_files_written: Instant,
+    calls: u64,
 }
 
 pub fn errno(error: draconis_ext::Error) -> i32 {
@@ -96,6 +97,7 @@ impl Files {
             buffer: Vec::new(),
             proc,
             open_files_written: Instant::now(),
+            calls: 0,
         })
     }
 
@@ -275,9 +277,9 @@ impl Files {
                 eprintln!("draconis-run: open files are not written: errno {error}");
             }
         }
-        if (idle && !self.waiting.is_empty() || self.waiting.len() > MAX_WAITING)
-            && let Some(inode) = self.waiting.pop_front()
-        {
+        self.calls += 1;
+        let is_turn = idle || self.waiting.len() > MAX_WAITING || self.calls % 4 == 0;
+        if is_turn && let Some(inode) = self.waiting.pop_front() {
             did = self.settle(volume, inode);
         }
         if self.by_inode.len() > MAX_FILES || self.bytes > MAX_BYTES {

@@ -12,23 +12,33 @@ const FILES: usize = 20_000;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let image = std::env::args_os().nth(1).ok_or("usage: library IMAGE")?;
-    let disk = FileDisk::open(image, FileOptions { write: true, direct: false, uring: false })?;
+    let disk = FileDisk::open(
+        std::path::Path::new(&image),
+        FileOptions { write: true, direct: false, uring: false },
+    )?;
     let clock = Arc::new(|| Time { seconds: 1_800_000_000, nanoseconds: 0 });
     let (atime, discard) = (AccessTimes::Never, false);
     let writing = WriteOptions { clock, dirty_bytes: 64 << 20, atime, discard };
-    let volume = Arc::new(Volume::open_for_writing(Arc::new(disk), OpenOptions::default(), writing)?);
+    let volume =
+        Arc::new(Volume::open_for_writing(Arc::new(disk), OpenOptions::default(), writing)?);
     let committing = Arc::clone(&volume);
-    std::thread::spawn(move || loop {
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        if committing.commit().is_err() {
-            return;
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            if committing.commit().is_err() {
+                return;
+            }
         }
     });
     let node = |kind, mode| NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let mut dirs = Vec::new();
     for dir in 0..FILES / 1000 {
         let name = format!("library{dir}");
-        dirs.push(volume.create(volume.root(), name.as_bytes(), &node(FileType::Directory, 0o755))?);
+        dirs.push(volume.create(
+            volume.root(),
+            name.as_bytes(),
+            &node(FileType::Directory, 0o755),
+        )?);
     }
     let timed = |label: &str, call: &mut dyn FnMut(usize) -> draconis_ext::Result<()>| {
         let from = Instant::now();
@@ -41,7 +51,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let content = [b'x'; 4096];
     let name = |kind: &str, nth: usize| format!("{kind}{nth}").into_bytes();
     timed("create", &mut |nth| {
-        let made = volume.create(dirs[nth / 1000], &name("f", nth), &node(FileType::File, 0o644))?;
+        let made =
+            volume.create(dirs[nth / 1000], &name("f", nth), &node(FileType::File, 0o644))?;
         volume.write(made, 0, &content).map(drop)
     })?;
     timed("stat", &mut |nth| {
