@@ -278,7 +278,7 @@ impl Files {
             }
         }
         self.calls += 1;
-        let is_turn = idle || self.waiting.len() > MAX_WAITING || self.calls % 4 == 0;
+        let is_turn = idle || self.waiting.len() > MAX_WAITING || self.calls.is_multiple_of(4);
         if is_turn && let Some(inode) = self.waiting.pop_front() {
             did = self.settle(volume, inode);
         }

@@ -30,7 +30,7 @@ use draconis_ext::{
     AccessTimes, Disk, FileDisk, FileOptions, OpenOptions, Time, Volume, WriteOptions,
 };
 
-use crate::supervisor::Supervisor;
+use crate::supervisor::{Supervisor, Worker};
 use crate::tree::Tree;
 
 const COMMIT_EVERY: Duration = Duration::from_millis(100);
@@ -40,6 +40,7 @@ struct Arguments {
     at: PathBuf,
     write: bool,
     statistics: bool,
+    worker: Option<bool>,
     command: Vec<CString>,
 }
 
@@ -54,15 +55,18 @@ fn main() {
 }
 
 fn parse() -> Result<Arguments, String> {
-    let usage = "usage: draconis-run [-w] [--statistics] IMAGE [--at DIRECTORY] -- COMMAND";
+    let usage = "usage: draconis-run [-w] [--statistics] [--worker=asleep|awake] IMAGE [--at DIRECTORY] -- COMMAND";
     let mut given = std::env::args_os().skip(1);
     let (mut image, mut at, mut write, mut statistics) = (None, None, false, false);
+    let mut worker = None;
     loop {
         let Some(argument) = given.next() else { return Err(usage.into()) };
         match argument.as_bytes() {
             b"--" => break,
             b"-w" => write = true,
             b"--statistics" => statistics = true,
+            b"--worker=asleep" => worker = Some(true),
+            b"--worker=awake" => worker = Some(false),
             b"--at" => at = given.next(),
             _ => image = Some(argument.into()),
         }
@@ -77,7 +81,7 @@ fn parse() -> Result<Arguments, String> {
         || std::env::temp_dir().join(format!("draconis-run.{}", std::process::id())),
         PathBuf::from,
     );
-    Ok(Arguments { image, at, write, statistics, command })
+    Ok(Arguments { image, at, write, statistics, worker, command })
 }
 
 fn run(arguments: &Arguments) -> Result<i32, String> {
@@ -94,6 +98,7 @@ fn run(arguments: &Arguments) -> Result<i32, String> {
     let fail = |error: i32| std::io::Error::from_raw_os_error(error).to_string();
     let tree = Tree::new(Arc::clone(&volume), at.as_os_str().as_bytes().to_vec()).map_err(fail)?;
     let mut supervisor = Supervisor::new(listener, tree, arguments.write).map_err(fail)?;
+    supervisor.worker = arguments.worker.map(Worker::start);
     if arguments.write {
         let volume = Arc::clone(&volume);
         std::thread::spawn(move || {

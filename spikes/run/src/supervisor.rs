@@ -4,6 +4,8 @@ use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use draconis_ext::{Attributes, InodeNumber, Time};
 
@@ -60,6 +62,8 @@ pub struct Supervisor {
     pub programs: HashMap<Vec<u8>, (u32, u64, Time)>,
     pub calls: u64,
     pub passed_on: u64,
+    /// Stands for the confined worker of a product, to measure what a message to it costs.
+    pub worker: Option<Worker>,
     /// The call that was last found to be waiting still.
     checked: Cell<u64>,
 }
@@ -81,6 +85,7 @@ impl Supervisor {
             programs,
             calls: 0,
             passed_on: 0,
+            worker: None,
             checked: Cell::new(0),
         })
     }
@@ -96,6 +101,11 @@ impl Supervisor {
             Ok(()) => self.answer(&call),
             Err(error) => Err(error),
         };
+        if let Some(worker) = &self.worker
+            && !matches!(answer, Ok(None))
+        {
+            worker.ask();
+        }
         let (mut val, mut error, mut flags) = (0, 0, 0);
         match answer {
             Ok(Some(Reply::Descriptor(fd, cloexec))) => {
@@ -470,6 +480,36 @@ impl Supervisor {
         (held.f_files, held.f_ffree) = (space.inodes, space.free_inodes);
         held.f_namelen = space.name_bytes_max.into();
         self.write(call, to, sys::bytes_of(&held))
+    }
+}
+
+/// A thread that answers messages of no contents.
+pub struct Worker {
+    words: Arc<[AtomicU32; 2]>,
+    sleeps: bool,
+}
+
+impl Worker {
+    pub fn start(sleeps: bool) -> Self {
+        let words = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+        let shared = Arc::clone(&words);
+        std::thread::spawn(move || {
+            let mut last = 0;
+            loop {
+                sys::wait_change(&shared[0], last, sleeps);
+                last = shared[0].load(Ordering::Acquire);
+                shared[1].store(last, Ordering::Release);
+                sys::wake(&shared[1], sleeps);
+            }
+        });
+        Self { words, sleeps }
+    }
+
+    fn ask(&self) {
+        let last = self.words[1].load(Ordering::Relaxed);
+        self.words[0].store(last.wrapping_add(1), Ordering::Release);
+        sys::wake(&self.words[0], self.sleeps);
+        sys::wait_change(&self.words[1], last, self.sleeps);
     }
 }
 

@@ -283,3 +283,25 @@ fn transfer_fd(socket: RawFd, send: Option<RawFd>) -> Result<RawFd, i32> {
         Ok(*libc::CMSG_DATA(header).cast::<i32>())
     }
 }
+
+/// Waits until `word` is not `last`: in the kernel, or looking.
+pub fn wait_change(word: &std::sync::atomic::AtomicU32, last: u32, sleeps: bool) {
+    while word.load(std::sync::atomic::Ordering::Acquire) == last {
+        if sleeps {
+            // SAFETY: a valid word; no timeout.
+            unsafe {
+                let no_time = std::ptr::null::<libc::timespec>();
+                libc::syscall(libc::SYS_futex, word.as_ptr(), 128 | libc::FUTEX_WAIT, last, no_time)
+            };
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+pub fn wake(word: &std::sync::atomic::AtomicU32, sleeps: bool) {
+    if sleeps {
+        // SAFETY: a valid word.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), 128 | libc::FUTEX_WAKE, 1) };
+    }
+}
