@@ -243,8 +243,9 @@ fn plan_repair(
 }
 
 fn ask(fixes: usize) -> anyhow::Result<bool> {
-    print!("Make these {fixes} changes? [y/N] ");
-    std::io::stdout().flush()?;
+    let mut out = std::io::stdout();
+    write!(out, "Make these {fixes} changes? [y/N] ")?;
+    out.flush()?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))

@@ -351,7 +351,8 @@ impl Repair {
         let to_be = read_raw_superblock(&*self.changes)?;
         let homes = changed.len() as u64;
         let per_index = u64::from(super_.block_bytes) / 32;
-        let log = homes.saturating_add(homes / per_index.max(1)).saturating_add(8);
+        let log =
+            homes.saturating_add(homes.checked_div(per_index).unwrap_or(homes)).saturating_add(8);
         let ranges = match scratch {
             Some(_) => vec![],
             None => self.log_ranges(super_, log),

@@ -160,7 +160,7 @@ fn check_problems_match(name: &str, bytes: &[u8], expected: &[What]) {
         }
     }
     match repairing::repair(bytes) {
-        Ok(repairing::Repaired::Whole(_)) => {}
+        Ok(repairing::Repaired::Whole(bytes)) => assert!(check_bytes(bytes).is_clean(), "{name}"),
         Ok(repairing::Repaired::Left(why)) => {
             if !UNREPAIRED.contains(&name) {
                 wrong.push(format!("{name}: not repaired: {why}"));

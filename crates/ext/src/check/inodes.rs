@@ -553,12 +553,19 @@ fn max_file_bytes(check: &Check<'_>, raw: &RawInode) -> u64 {
 /// Returns true if a symbolic link's target has the stored length.
 fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -> Result<bool> {
     let encrypted = raw.i_flags.get() & flags::ENCRYPT != 0;
-    let len = |bytes: &[u8]| bytes.iter().take_while(|byte| **byte != 0).count() as u64;
     let size = inode_size(raw);
+    // An encrypted target has its length in front, and a NUL behind it or not.
+    let is_whole = |bytes: &[u8]| match encrypted {
+        false => bytes.iter().take_while(|byte| **byte != 0).count() as u64 == size,
+        true => le16(bytes, 0).is_some_and(|len| {
+            let len = u64::from(len).saturating_add(2);
+            len == size || len.saturating_add(1) == size
+        }),
+    };
     if is_fast_symlink(check, raw) {
         let words = raw.i_block.map(|word| word.get().to_le_bytes());
         let bytes = words.as_flattened();
-        return Ok(size > 0 && size < bytes.len() as u64 && (encrypted || len(bytes) == size));
+        return Ok(size > 0 && size < bytes.len() as u64 && is_whole(bytes));
     }
     let Some(block) = claim.first.filter(|block| check.is_valid_block(*block)) else {
         return Ok(false);
@@ -567,7 +574,7 @@ fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -
         return Ok(false);
     }
     let bytes = check.block(block, BlockRole::Contents)?;
-    Ok(size > 0 && size < bytes.len() as u64 && (encrypted || len(&bytes) == size))
+    Ok(size > 0 && size < bytes.len() as u64 && is_whole(&bytes))
 }
 
 /// Checks that the journal's inode holds an empty journal.

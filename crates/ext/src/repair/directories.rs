@@ -431,8 +431,8 @@ impl Fixer<'_> {
         let check = self.check()?;
         let mut root = self.listing(ROOT)?;
         let is_dir = |it: &&Name| check.inode_states.get(it.inode).is_directory();
-        let own = root.names.iter().filter(|it| it.name == LOST_AND_FOUND);
-        if let Some(found) = own.filter(is_dir).next() {
+        let mut own = root.names.iter().filter(|it| it.name == LOST_AND_FOUND);
+        if let Some(found) = own.find(is_dir) {
             let number = found.inode;
             if !is_inline(&self.slot(number)?) {
                 return Ok(number);

@@ -198,7 +198,10 @@ impl Fixer<'_> {
             }
         }
         let Some(backup) = backup else {
-            if problem.what == What::GroupChecksum {
+            let own = check.groups.get(saturating_usize(group.into()));
+            let own = own.map(|it| [it.block_bitmap, it.inode_bitmap, it.inode_table]);
+            let is_right = own.is_some_and(|own| self.are_places(group, own).unwrap_or(false));
+            if problem.what == What::GroupChecksum && is_right {
                 self.edit_group(group, initialise)?;
                 self.done(problem, "the descriptor is sealed anew");
             } else if let Some(places) = self.computed_places(group)? {

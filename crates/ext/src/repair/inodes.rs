@@ -18,6 +18,8 @@ use crate::{Error, FsBlock, InodeNumber, Result};
 const ROOT: u32 = 2;
 /// First inode that is not reserved, on every volume that mke2fs made.
 const FIRST_INODE: u32 = 11;
+/// Damaged inodes from which on a table whose greater part is damaged is left alone.
+const MAX_DAMAGED_INODES: usize = 24;
 /// Bytes of an inode before its extra fields.
 const OLD_BYTES: usize = 128;
 /// Bytes of the extra fields of a new inode.
@@ -57,6 +59,13 @@ impl Fixer<'_> {
                 (_, Some(InodeNumber(inode))) => by_inode.entry(inode).or_default().push(problem),
                 (_, None) => {}
             }
+        }
+        let used = (1..=self.check()?.super_.inodes)
+            .filter(|number| self.check.is_some_and(|it| it.inode_states.get(*number).is_used()))
+            .count();
+        if by_inode.len() > MAX_DAMAGED_INODES && by_inode.len() > used / 2 {
+            // That is no table of inodes, or not at this place.
+            return Ok(());
         }
         for (inode, problems) in &by_inode {
             if problems.iter().any(|it| damages_map(it.what) || it.what == What::ClaimedTwice) {

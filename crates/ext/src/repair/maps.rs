@@ -1,5 +1,6 @@
 //! Block maps, built anew from what is valid in them.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
@@ -8,11 +9,12 @@ use zerocopy::FromBytes;
 use super::Fixer;
 use crate::check::blocks::walk_map;
 use crate::format::extent::{self, Extent, INIT_MAX_LEN};
+use crate::format::indirect::addresses_per_block;
 use crate::format::inode::{POINTERS, RawInode, flags};
 use crate::format::inode_slot::InodeSlot;
 use crate::format::put32;
 use crate::map::build_extents::{build_extent_tree, nodes_needed};
-use crate::map::pointers::{IndirectPath, addresses_per_block, block_to_path};
+use crate::map::pointers::{IndirectPath, block_to_path};
 use crate::map::{BlockLocation, MapVisitor};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FileId, FsBlock, Result};
@@ -141,15 +143,15 @@ impl Fixer<'_> {
                     let below = fan_out.saturating_pow(height.saturating_sub(1));
                     let index = offset.checked_div(below).unwrap_or(0);
                     let index = index.checked_rem(fan_out).unwrap_or(0);
-                    if !nodes.contains_key(&key) {
-                        let place = self.allocate(1)?.first().copied().ok_or(Error::NoSpace)?;
-                        let bytes = vec![0; saturating_usize(block_bytes.into())];
-                        nodes.insert(key, (place, bytes));
-                    }
-                    if let Some((place, bytes)) = nodes.get_mut(&key) {
-                        let _ = put32(bytes, saturating_usize(index).saturating_mul(4), target);
-                        target = FsBlock(*place).to_u32()?;
-                    }
+                    let (place, bytes) = match nodes.entry(key) {
+                        Entry::Occupied(node) => node.into_mut(),
+                        Entry::Vacant(node) => {
+                            let place = self.allocate(1)?.first().copied().ok_or(Error::NoSpace)?;
+                            node.insert((place, vec![0; saturating_usize(block_bytes.into())]))
+                        }
+                    };
+                    let _ = put32(bytes, saturating_usize(index).saturating_mul(4), target);
+                    target = FsBlock(*place).to_u32()?;
                 }
                 *root.get_mut(slot).ok_or(too_far.clone())? = target;
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use draconis_device::{Disk, MemoryDisk};
 use draconis_ext::Time;
 use draconis_ext::check::{CheckOptions, check};
-use draconis_ext::repair::{OfflineError, Repair, RepairOptions, plan};
+use draconis_ext::repair::{OfflineError, RepairOptions, plan};
 
 use crate::common::Image;
 
@@ -22,15 +22,6 @@ pub enum Repaired {
     Whole(Vec<u8>),
     /// Why nothing was written.
     Left(String),
-}
-
-/// Plans a repair of a volume in memory.
-pub fn plan_of(bytes: &[u8]) -> Result<(Arc<dyn Disk>, Repair), String> {
-    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
-    match plan(&disk, &options(), &|_, _| {}) {
-        Ok(repair) => Ok((disk, repair)),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 /// Repairs a volume; a second repair must find nothing.
