@@ -234,12 +234,11 @@ fn problems_of(disk: &Arc<dyn Disk>) -> usize {
 /// A superblock that is zeros comes back from a backup.
 #[test]
 fn missing_superblock_is_restored() {
-    let arguments = ["-t", "ext4", "-b", "1024", "-g", "1024"];
-    let Some(image) = Image::make(None, "8M", &arguments) else { return };
+    let Some(image) = Image::make(None, "20M", &["-t", "ext4", "-b", "1024"]) else { return };
     let mut bytes = std::fs::read(&image.path).unwrap();
     bytes[1024..2048].fill(0);
     match repairing::repair(&bytes).unwrap() {
-        repairing::Repaired::Whole(_) => {}
+        repairing::Repaired::Whole(bytes) => assert!(is_clean(&bytes)),
         repairing::Repaired::Left(why) => panic!("{why}"),
     }
 }
