@@ -23,7 +23,7 @@ mod report;
 mod superblocks;
 #[cfg(test)]
 mod tests;
-mod walk;
+pub(crate) mod walk;
 
 use std::sync::Arc;
 

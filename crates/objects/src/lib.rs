@@ -146,5 +146,5 @@ pub use error::{Error, RefusedGroup, Result};
 pub use group::{Group, LifetimeHint, NewObject, ObjectId, Ticket};
 pub use kv::count::KvCount;
 pub use options::{CreateOptions, LayoutKind, OpenOptions, Profile};
-pub use salvage::SalvageReport;
+pub use salvage::{SalvageOptions, SalvageReport};
 pub use store::{Snapshot, Store, StoreInfo};

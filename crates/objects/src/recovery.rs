@@ -106,8 +106,10 @@ pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
 #[derive(Clone, Debug)]
 pub(crate) struct OpenDamage {
     pub error: Error,
-    /// True if readers cannot know what is missing.
+    /// True if readers cannot know what is missing: commits of the log.
     pub is_needed: bool,
+    /// True if it is the table of segments.
+    pub is_table: bool,
 }
 
 /// Opens a store as far as it is readable. Writes nothing if it is opened read-only or damaged.
@@ -126,7 +128,9 @@ pub(crate) fn open_degraded(
     load_checkpoint(&mut core, &blob, lost)?;
     match replay(&mut core, &blob) {
         Ok(()) => {}
-        Err(error @ Error::Corrupt { .. }) => lost.push(OpenDamage { error, is_needed: true }),
+        Err(error @ Error::Corrupt { .. }) => {
+            lost.push(OpenDamage { error, is_needed: true, is_table: false });
+        }
         Err(error) => return Err(error),
     }
     core.levels.publish_view();
@@ -149,6 +153,12 @@ pub(crate) fn open_degraded(
     core.log.incarnation = core.checkpoints.superblock.incarnation;
     core.write_replayed_image()?;
     Ok(core)
+}
+
+/// Opens a store whose checkpoint is lost, without an index.
+pub(crate) fn open_without_checkpoint(disk: Arc<dyn Disk>, cache_bytes: u64) -> Result<Core> {
+    let (superblock, _) = Superblock::find_newest(&*disk)?;
+    empty_core(disk, superblock, cache_bytes)
 }
 
 /// Reads the checkpoint record, from one of its copies.
@@ -185,7 +195,7 @@ fn read_memtable_image(
                 pairs.truncate(before);
                 let behind = pairs.last().map(|(key, _)| key.clone()).unwrap_or_default();
                 lost.push(UnreadableRange { after: behind, before: None, at: chunk.at });
-                losses.push(OpenDamage { error, is_needed: false });
+                losses.push(OpenDamage { error, is_needed: false, is_table: false });
             }
         }
     }
@@ -214,7 +224,7 @@ fn load_checkpoint(
     match read_segment_table(core, blob) {
         Ok(table) => core.log.segments = table,
         // Readers do without.
-        Err(error) => lost.push(OpenDamage { error, is_needed: false }),
+        Err(error) => lost.push(OpenDamage { error, is_needed: false, is_table: true }),
     }
     // The segment table was encoded before its own chunks were stored.
     let copies =

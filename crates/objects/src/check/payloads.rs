@@ -14,7 +14,7 @@ use draconis_types::{Block, PrivateBuffer};
 
 use super::Checker;
 use super::report::{DamageKind, Owner};
-use super::walk::{IndexSnapshot, WalkItem};
+use super::walk::{IndexSnapshot, WalkItem, owning_object};
 use crate::entry::{DecodedKey, Key, PayloadRef, decode_key, object_key};
 use crate::{Error, ObjectId};
 
@@ -60,7 +60,8 @@ impl Checker<'_> {
             WalkItem::Node(ptr) if window.contains(&ptr.at) => {
                 spans.push(span(ptr.at, ptr.len, None))
             }
-            WalkItem::Live(of, data) if window.contains(&data.at) => {
+            WalkItem::Live(key, data) if window.contains(&data.at) => {
+                let of = owning_object(key);
                 spans.push(span(data.at + u64::from(data.skip), data.len, of));
             }
             WalkItem::Payload(name, data)
