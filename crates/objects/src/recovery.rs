@@ -41,7 +41,11 @@ use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
 /// Creates an empty state over a disk, to be filled in.
-fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> Result<Core> {
+pub(crate) fn empty_core(
+    disk: Arc<dyn Disk>,
+    superblock: Superblock,
+    cache_bytes: u64,
+) -> Result<Core> {
     let geometry = superblock.geometry;
     let profile = superblock.profile;
     let summer = superblock.checksummer();
@@ -123,17 +127,7 @@ pub(crate) fn open_degraded(
     if newest < 2 {
         log::warn!("only {newest} of four superblocks is the newest");
     }
-    let mut core = empty_core(disk, superblock, options.cache_bytes)?;
-    let blob = read_checkpoint_record(&core)?;
-    load_checkpoint(&mut core, &blob, lost)?;
-    match replay(&mut core, &blob) {
-        Ok(()) => {}
-        Err(error @ Error::Corrupt { .. }) => {
-            lost.push(OpenDamage { error, is_needed: true, is_table: false });
-        }
-        Err(error) => return Err(error),
-    }
-    core.levels.publish_view();
+    let mut core = load_from_superblock(disk, superblock, options.cache_bytes, lost)?;
     if options.read_only || !lost.is_empty() {
         core.stopped = Some(Error::Misuse("the store is open for reading only"));
         return Ok(core);
@@ -155,10 +149,26 @@ pub(crate) fn open_degraded(
     Ok(core)
 }
 
-/// Opens a store whose checkpoint is lost, without an index.
-pub(crate) fn open_without_checkpoint(disk: Arc<dyn Disk>, cache_bytes: u64) -> Result<Core> {
-    let (superblock, _) = Superblock::find_newest(&*disk)?;
-    empty_core(disk, superblock, cache_bytes)
+/// Loads the checkpoint of a superblock and replays the log, as far as they are readable. Writes
+/// nothing.
+pub(crate) fn load_from_superblock(
+    disk: Arc<dyn Disk>,
+    superblock: Superblock,
+    cache_bytes: u64,
+    lost: &mut Vec<OpenDamage>,
+) -> Result<Core> {
+    let mut core = empty_core(disk, superblock, cache_bytes)?;
+    let blob = read_checkpoint_record(&core)?;
+    load_checkpoint(&mut core, &blob, lost)?;
+    match replay(&mut core, &blob) {
+        Ok(()) => {}
+        Err(error @ Error::Corrupt { .. }) => {
+            lost.push(OpenDamage { error, is_needed: true, is_table: false });
+        }
+        Err(error) => return Err(error),
+    }
+    core.levels.publish_view();
+    Ok(core)
 }
 
 /// Reads the checkpoint record, from one of its copies.

@@ -12,6 +12,7 @@
 //! Law 3: memory is bounded by [`SalvageOptions::memory_bytes`], the cache, and the runs of the
 //! store. If the pairs of frames need more, the keys are copied in several windows.
 
+mod anchor;
 mod frames;
 mod gaps;
 
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 use draconis_device::Disk;
 
+use self::anchor::{find_checkpoint, find_superblocks};
 use self::frames::FrameScan;
 use self::gaps::{DamagedIndex, FilledWindow, ReadableNodes, window_place};
 use crate::cached_disk::CachedDisk;
@@ -33,8 +35,8 @@ use crate::entry::{
 use crate::index::cursor::Cursor;
 use crate::levels::Levels;
 use crate::options::OpenOptions;
-use crate::recovery::{open_degraded, open_without_checkpoint};
-use crate::{Error, Group, LifetimeHint, NewObject, ObjectId, Result, Store};
+use crate::recovery::{OpenDamage, empty_core, load_from_superblock};
+use crate::{Error, Group, LifetimeHint, NewObject, ObjectId, Profile, Result, Store};
 
 /// Bytes of one group.
 const MAX_GROUP_BYTES: usize = 1 << 20;
@@ -88,6 +90,18 @@ impl Default for SalvageOptions {
 }
 
 impl Store {
+    /// Returns the length and the profile for a store to which the one on `disk` is salvaged.
+    /// Without superblocks the profile is made from frames.
+    ///
+    /// # Errors
+    /// As [`Store::salvage`].
+    pub fn profile_for_salvage(disk: &dyn Disk) -> Result<(u64, Profile)> {
+        let (superblocks, _) = find_superblocks(disk)?;
+        let none = Error::NotAStore("no superblock".to_owned());
+        let superblock = superblocks.last().ok_or(none)?;
+        Ok((superblock.geometry.disk_bytes, superblock.profile))
+    }
+
     /// Copies the intact contents of the store on `from` to this one, which must be empty. Objects
     /// keep their numbers.
     ///
@@ -108,7 +122,7 @@ impl Store {
         progress: ProgressCallback<'_>,
     ) -> Result<SalvageReport> {
         let mut done = SalvageReport::default();
-        let (mut core, mut index) = open_damaged(from, &mut done)?;
+        let (mut core, mut index) = open_damaged(&from, &mut done)?;
         let io = core.log.io.clone();
         let geometry = io.geometry;
         let scanned_bytes = match index.is_damaged() {
@@ -161,29 +175,56 @@ impl Store {
 }
 
 /// Opens a store as far as it is readable, and reads its whole index.
-fn open_damaged(from: Arc<dyn Disk>, done: &mut SalvageReport) -> Result<(Core, DamagedIndex)> {
-    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+fn open_damaged(from: &Arc<dyn Disk>, done: &mut SalvageReport) -> Result<(Core, DamagedIndex)> {
+    let cache_bytes = OpenOptions::default().cache_bytes;
+    let (superblocks, is_made) = find_superblocks(&**from)?;
     let mut losses = vec![];
-    match open_degraded(from.clone(), &options, &mut losses) {
-        Ok(mut core) => {
-            let has_table = !losses.iter().any(|lost| lost.is_table);
-            let has_missing_commits = losses.iter().any(|lost| lost.is_needed);
-            if has_missing_commits {
-                done.record_loss("commits of the log are missing; later ones came back".to_owned());
+    if is_made {
+        done.record_loss("all superblocks: frames told where everything is".to_owned());
+    } else if let Some(superblock) = superblocks.first() {
+        match load_from_superblock(from.clone(), superblock.clone(), cache_bytes, &mut losses) {
+            Ok(mut core) => {
+                let is_needed = losses.iter().any(|lost| lost.is_needed);
+                if is_needed {
+                    let text = "commits of the log are missing; whole later ones came back";
+                    done.record_loss(text.to_owned());
+                }
+                let index = DamagedIndex::read(&mut core, !has_lost_table(&losses), is_needed);
+                return Ok((core, index));
             }
-            let index = DamagedIndex::read(&mut core, has_table, has_missing_commits);
-            Ok((core, index))
+            Err(error @ Error::Corrupt { .. }) => {
+                done.record_loss(format!(
+                    "the checkpoint: {error}; what was removed since an older one may be there"
+                ));
+            }
+            Err(error) => return Err(error),
         }
-        Err(Error::Corrupt { what, at_bytes }) => {
-            let core = open_without_checkpoint(from, options.cache_bytes)?;
-            done.record_loss(format!(
-                "the checkpoint ({what} at byte {at_bytes}): everything comes from frames, and \
-                 may be what was removed"
-            ));
-            Ok((core, DamagedIndex::empty()))
-        }
-        Err(error) => Err(error),
     }
+    let mut bare = None;
+    for superblock in superblocks {
+        let core = empty_core(from.clone(), superblock, cache_bytes)?;
+        let scan = FrameScan::new(&core.log.io, core.log.tag, &mut |_| ());
+        losses.clear();
+        let found = find_checkpoint(&core, &scan).and_then(|found| {
+            load_from_superblock(from.clone(), found, cache_bytes, &mut losses).ok()
+        });
+        match found {
+            // Superblocks that were made differ by the length of segments.
+            Some(mut core) if !is_made || !has_lost_table(&losses) => {
+                // Segments may have been reused since, so the log may seem to end too early.
+                let index = DamagedIndex::read(&mut core, !has_lost_table(&losses), true);
+                return Ok((core, index));
+            }
+            _ => bare = bare.or(Some(core)),
+        }
+    }
+    done.record_loss("the whole index: what was removed may be there".to_owned());
+    let core = bare.ok_or(Error::Misuse("a store without a superblock"))?;
+    Ok((core, DamagedIndex::empty()))
+}
+
+fn has_lost_table(losses: &[OpenDamage]) -> bool {
+    losses.iter().any(|lost| lost.is_table)
 }
 
 /// Progress of a salvage.

@@ -364,7 +364,7 @@ impl DamagedIndex {
     }
 
     fn is_newer(&self, version: Version) -> bool {
-        version.incarnation == self.log_incarnation && version.seq > self.last_seq
+        version.incarnation >= self.log_incarnation && version.seq > self.last_seq
     }
 
     /// Returns true if nothing can refer to a payload of the index any more.
