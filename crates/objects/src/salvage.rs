@@ -13,6 +13,7 @@
 //! store. If the pairs of frames need more, the keys are copied in several windows.
 
 mod anchor;
+mod bit_repair;
 mod frames;
 mod gaps;
 
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use draconis_device::Disk;
 
 use self::anchor::{find_checkpoint, find_superblocks};
+use self::bit_repair::RepairedDisk;
 use self::frames::FrameScan;
 use self::gaps::{DamagedIndex, FilledWindow, ReadableNodes, window_place};
 use crate::cached_disk::CachedDisk;
@@ -34,10 +36,14 @@ use crate::entry::{
 };
 use crate::index::cursor::Cursor;
 use crate::levels::Levels;
-use crate::options::OpenOptions;
 use crate::recovery::{OpenDamage, empty_core, load_from_superblock};
+use crate::superblock::Superblock;
 use crate::{Error, Group, LifetimeHint, NewObject, ObjectId, Profile, Result, Store};
 
+/// Memory of the cache of the damaged store.
+const CACHE_BYTES: u64 = 64 << 20;
+/// Rounds of repairing flipped bits: a repaired node may lead to others.
+const MAX_REPAIR_ROUNDS: usize = 8;
 /// Bytes of one group.
 const MAX_GROUP_BYTES: usize = 1 << 20;
 /// Bytes of one read of an object; if it fails, single blocks are read.
@@ -56,6 +62,8 @@ pub struct SalvageReport {
     pub bytes: u64,
     /// Pairs that came from frames, because their part of the index is damaged.
     pub from_frames: u64,
+    /// Flipped bits that were changed back.
+    pub repaired_bits: u64,
     /// Descriptions of losses; empty if everything was copied.
     pub lost: Vec<String>,
     /// Number of further losses.
@@ -122,7 +130,15 @@ impl Store {
         progress: ProgressCallback<'_>,
     ) -> Result<SalvageReport> {
         let mut done = SalvageReport::default();
+        let from = Arc::new(RepairedDisk::new(from));
         let (mut core, mut index) = open_damaged(&from, &mut done)?;
+        for _ in 0..MAX_REPAIR_ROUNDS {
+            if !index.repair_nodes(&from, &core.log.io) {
+                break;
+            }
+            done.lost.clear();
+            (core, index) = open_damaged(&from, &mut done)?;
+        }
         let io = core.log.io.clone();
         let geometry = io.geometry;
         let scanned_bytes = match index.is_damaged() {
@@ -133,20 +149,21 @@ impl Store {
         let mut progress = Progress { callback: progress, done: 0, total };
         let scan = index
             .is_damaged()
-            .then(|| FrameScan::new(&io, core.log.tag, &mut |bytes| progress.add(bytes)));
+            .then(|| FrameScan::new(&io, &from, core.log.tag, &mut |bytes| progress.add(bytes)));
         if let Some(pages) = scan.as_ref().map(|scan| scan.unreadable_pages).filter(|it| *it > 0) {
             let text = format!("{pages} pages of {} bytes cannot be read", geometry.page_bytes);
             done.record_loss(text);
         }
         core.levels = Levels::default();
-        let mut from = Key::new();
+        let mut begin = Key::new();
         loop {
-            let filled = index.fill(scan.as_ref(), &geometry, from, options.memory_bytes);
+            let filled = index.fill(scan.as_ref(), &geometry, begin, options.memory_bytes);
             done.from_frames = done.from_frames.saturating_add(filled.from_frames);
             let next = filled.window.to.clone();
             let mut work = Salvager {
                 nodes: index.readable_nodes(io.clone())?,
                 io: io.clone(),
+                repairs: &from,
                 index: &index,
                 filled,
                 into: self,
@@ -158,11 +175,12 @@ impl Store {
             work.submit()?;
             done = work.done;
             match next {
-                Some(next) => from = next,
+                Some(next) => begin = next,
                 None => break,
             }
         }
         self.sync()?;
+        done.repaired_bits = from.repaired_bits();
         progress.add(total);
         Ok(done)
     }
@@ -175,15 +193,16 @@ impl Store {
 }
 
 /// Opens a store as far as it is readable, and reads its whole index.
-fn open_damaged(from: &Arc<dyn Disk>, done: &mut SalvageReport) -> Result<(Core, DamagedIndex)> {
-    let cache_bytes = OpenOptions::default().cache_bytes;
+fn open_damaged(
+    from: &Arc<RepairedDisk>,
+    done: &mut SalvageReport,
+) -> Result<(Core, DamagedIndex)> {
     let (superblocks, is_made) = find_superblocks(&**from)?;
-    let mut losses = vec![];
     if is_made {
         done.record_loss("all superblocks: frames told where everything is".to_owned());
     } else if let Some(superblock) = superblocks.first() {
-        match load_from_superblock(from.clone(), superblock.clone(), cache_bytes, &mut losses) {
-            Ok(mut core) => {
+        match load_repaired(from, superblock) {
+            Ok((mut core, losses)) => {
                 let is_needed = losses.iter().any(|lost| lost.is_needed);
                 if is_needed {
                     let text = "commits of the log are missing; whole later ones came back";
@@ -202,15 +221,12 @@ fn open_damaged(from: &Arc<dyn Disk>, done: &mut SalvageReport) -> Result<(Core,
     }
     let mut bare = None;
     for superblock in superblocks {
-        let core = empty_core(from.clone(), superblock, cache_bytes)?;
-        let scan = FrameScan::new(&core.log.io, core.log.tag, &mut |_| ());
-        losses.clear();
-        let found = find_checkpoint(&core, &scan).and_then(|found| {
-            load_from_superblock(from.clone(), found, cache_bytes, &mut losses).ok()
-        });
-        match found {
+        let core = empty_core(from.clone(), superblock, CACHE_BYTES)?;
+        let scan = FrameScan::new(&core.log.io, from, core.log.tag, &mut |_| ());
+        let found = find_checkpoint(&core, &scan);
+        match found.and_then(|found| load_repaired(from, &found).ok()) {
             // Superblocks that were made differ by the length of segments.
-            Some(mut core) if !is_made || !has_lost_table(&losses) => {
+            Some((mut core, losses)) if !is_made || !has_lost_table(&losses) => {
                 // Segments may have been reused since, so the log may seem to end too early.
                 let index = DamagedIndex::read(&mut core, !has_lost_table(&losses), true);
                 return Ok((core, index));
@@ -221,6 +237,36 @@ fn open_damaged(from: &Arc<dyn Disk>, done: &mut SalvageReport) -> Result<(Core,
     done.record_loss("the whole index: what was removed may be there".to_owned());
     let core = bare.ok_or(Error::Misuse("a store without a superblock"))?;
     Ok((core, DamagedIndex::empty()))
+}
+
+/// Loads a checkpoint, and repairs flipped bits in it, in its runs, and in the tree.
+fn load_repaired(
+    from: &Arc<RepairedDisk>,
+    superblock: &Superblock,
+) -> Result<(Core, Vec<OpenDamage>)> {
+    let summer = superblock.checksummer();
+    for round in 0.. {
+        let mut losses = vec![];
+        let loaded =
+            load_from_superblock(from.clone(), superblock.clone(), CACHE_BYTES, &mut losses);
+        let is_last = round == MAX_REPAIR_ROUNDS;
+        let is_repaired = match &loaded {
+            Err(Error::Corrupt { .. }) => [Some(superblock.checkpoint), superblock.checkpoint_copy]
+                .into_iter()
+                .flatten()
+                .any(|ptr| !is_last && from.repair_block(summer, ptr)),
+            Ok(core) if !is_last && !losses.is_empty() => {
+                let runs = core.levels.runs.iter().flat_map(|run| &run.chunks);
+                let chunks = runs.chain(&core.checkpoints.ptrs);
+                chunks.filter(|ptr| from.repair_block(summer, **ptr)).count() > 0
+            }
+            _ => false,
+        };
+        if !is_repaired {
+            return loaded.map(|core| (core, losses));
+        }
+    }
+    Err(Error::Misuse("a round behind the last"))
 }
 
 fn has_lost_table(losses: &[OpenDamage]) -> bool {
@@ -244,6 +290,7 @@ impl Progress<'_> {
 struct Salvager<'s, 'p> {
     nodes: ReadableNodes,
     io: Arc<CachedDisk>,
+    repairs: &'s RepairedDisk,
     index: &'s DamagedIndex,
     filled: FilledWindow,
     into: &'s Store,
@@ -319,7 +366,7 @@ impl Salvager<'_, '_> {
     /// Copies a key with its value, or a name.
     fn copy_pair(&mut self, key: &Key, entry: &Entry, name: &str) -> Result<()> {
         let value = match (decode_key(key), entry) {
-            (Some(DecodedKey::Value(_)), Entry::Data(data)) => self.io.read_value(data),
+            (Some(DecodedKey::Value(_)), Entry::Data(data)) => self.read_data(data),
             (Some(DecodedKey::Value(_)), Entry::Inline(value)) => Ok(value.to_vec()),
             (Some(DecodedKey::Value(_)), Entry::ValueObject(id, len)) => {
                 self.read_value_object(*id, *len)
@@ -419,6 +466,16 @@ impl Salvager<'_, '_> {
     fn submit(&mut self) -> Result<()> {
         let group = std::mem::take(&mut self.group);
         self.into.submit(group, &[]).map(drop).map_err(|refused| refused.error)
+    }
+
+    /// Reads a payload; if a bit of it is flipped, that is changed back.
+    fn read_data(&self, data: &PayloadRef) -> Result<Vec<u8>> {
+        match self.io.read_value(data) {
+            Err(Error::Corrupt { .. }) if self.repairs.repair_payload(self.io.summer, data) => {
+                self.io.read_value(data)
+            }
+            read => read,
+        }
     }
 
     /// Returns the extents of an object within a range.

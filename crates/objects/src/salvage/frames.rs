@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use draconis_types::PrivateBuffer;
 
+use super::bit_repair::RepairedDisk;
 use crate::cached_disk::CachedDisk;
 use crate::codec::to_usize_saturating;
 use crate::frame::summary::{SummaryItem, SummaryItems};
@@ -38,10 +39,12 @@ pub(super) struct Version {
     pub order: u64,
 }
 
-/// A frame with a valid checksum.
+/// A frame, and the bytes of its summary.
 pub(super) struct ScannedFrame {
     pub header: FrameHeader,
     table: Vec<u8>,
+    /// False if the checksum is wrong: its pairs hide older ones, and are not there themselves.
+    pub is_valid: bool,
 }
 
 impl ScannedFrame {
@@ -68,6 +71,7 @@ struct CommitFrames {
 /// All frames of a disk.
 pub(super) struct FrameScan<'d> {
     io: &'d CachedDisk,
+    repairs: &'d RepairedDisk,
     tag: u32,
     /// Frames of the first pass, if they fit.
     cached: Option<Vec<ScannedFrame>>,
@@ -82,9 +86,15 @@ pub(super) struct FrameScan<'d> {
 
 impl<'d> FrameScan<'d> {
     /// Scans the disk for frames of the store with this tag.
-    pub fn new(io: &'d CachedDisk, tag: u32, progress: &mut dyn FnMut(u64)) -> Self {
+    pub fn new(
+        io: &'d CachedDisk,
+        repairs: &'d RepairedDisk,
+        tag: u32,
+        progress: &mut dyn FnMut(u64),
+    ) -> Self {
         let mut scan = Self {
             io,
+            repairs,
             tag,
             cached: None,
             first_commits: BTreeMap::new(),
@@ -93,9 +103,11 @@ impl<'d> FrameScan<'d> {
             unreadable_pages: 0,
         };
         let (mut kept, mut kept_bytes) = (vec![], 0usize);
-        let mut scanner = Scanner::new(io, tag);
+        let mut scanner = Scanner::new(io, repairs, tag);
         scanner.scan(progress, &mut |frame| {
-            scan.count_frame(&frame);
+            if frame.is_valid {
+                scan.count_frame(&frame);
+            }
             kept_bytes = kept_bytes.saturating_add(frame.table.len()).saturating_add(128);
             if kept_bytes <= CACHED_SUMMARY_BYTES {
                 kept.push(frame);
@@ -131,7 +143,8 @@ impl<'d> FrameScan<'d> {
     pub fn for_each(&self, see: &mut dyn FnMut(&ScannedFrame)) {
         match &self.cached {
             Some(frames) => frames.iter().for_each(see),
-            None => Scanner::new(self.io, self.tag).scan(&mut |_| (), &mut |frame| see(&frame)),
+            None => Scanner::new(self.io, self.repairs, self.tag)
+                .scan(&mut |_| (), &mut |frame| see(&frame)),
         }
     }
 
@@ -141,8 +154,17 @@ impl<'d> FrameScan<'d> {
         self.first_commits.range(after).any(|(_, &first)| first <= version.seq)
     }
 
+    /// Returns true if a commit was durable, or is whole. Without an index, commits before the
+    /// newest one count, too: of old commits, frames of the index may be gone.
+    pub fn is_certain(&self, commit: Version, has_no_index: bool) -> bool {
+        let newest = self.commits.keys().max().copied().unwrap_or_default();
+        commit.seq <= self.durable
+            || self.is_whole(commit.incarnation, commit.seq)
+            || has_no_index && (commit.incarnation, commit.seq) < newest
+    }
+
     /// Returns true if all frames of a commit were found.
-    pub fn is_whole(&self, incarnation: u64, seq: u64) -> bool {
+    fn is_whole(&self, incarnation: u64, seq: u64) -> bool {
         let commit = self.commits.get(&(incarnation, seq));
         commit.is_some_and(|commit| commit.all_frames.is_some_and(|all| commit.frames >= all))
     }
@@ -173,6 +195,7 @@ struct Window {
 /// Reader of the frames of a disk.
 struct Scanner<'d> {
     io: &'d CachedDisk,
+    repairs: &'d RepairedDisk,
     tag: u32,
     window: Option<Window>,
     /// Bytes read for summaries with a wrong checksum.
@@ -184,8 +207,8 @@ struct Scanner<'d> {
 struct Unreadable;
 
 impl<'d> Scanner<'d> {
-    fn new(io: &'d CachedDisk, tag: u32) -> Self {
-        Self { io, tag, window: None, wasted_bytes: 0, unreadable_pages: 0 }
+    fn new(io: &'d CachedDisk, repairs: &'d RepairedDisk, tag: u32) -> Self {
+        Self { io, repairs, tag, window: None, wasted_bytes: 0, unreadable_pages: 0 }
     }
 
     /// Passes all frames to `see`, and the bytes of each scanned segment to `progress`.
@@ -200,7 +223,9 @@ impl<'d> Scanner<'d> {
                 let mut step = page;
                 match self.read_frame(at, end) {
                     Ok(Some(frame)) => {
-                        step = page.max(frame.header.len.into());
+                        if frame.is_valid {
+                            step = page.max(frame.header.len.into());
+                        }
                         see(frame);
                     }
                     Ok(None) => {}
@@ -223,7 +248,7 @@ impl<'d> Scanner<'d> {
         let Some(header) = header.filter(|header| header.len.is_multiple_of(page)) else {
             return Ok(None);
         };
-        let first = bytes.get(..HEADER_BYTES).unwrap_or_default().to_vec();
+        let mut first = bytes.get(..HEADER_BYTES).unwrap_or_default().to_vec();
         let len = header.table_len as usize;
         let table_at = at.saturating_add(u64::from(header.table_at));
         // Forged headers must not make the scan read the disk again and again.
@@ -232,13 +257,30 @@ impl<'d> Scanner<'d> {
             return Ok(None);
         }
         let table = self.read_bytes(table_at, len, end)?;
-        let table = table.get(..len).unwrap_or_default().to_vec();
-        if !header.has_valid_checksum(&first, &table, self.io.summer) {
-            let read = if is_held { 0 } else { len.saturating_add(2 * WINDOW_BYTES) };
-            self.wasted_bytes = self.wasted_bytes.saturating_add(read as u64);
-            return Ok(None);
+        let mut table = table.get(..len).unwrap_or_default().to_vec();
+        let summer = self.io.summer;
+        if header.has_valid_checksum(&first, &table, summer) {
+            return Ok(Some(ScannedFrame { header, table, is_valid: true }));
         }
-        Ok(Some(ScannedFrame { header, table }))
+        let read = if is_held { 0 } else { len.saturating_add(2 * WINDOW_BYTES) };
+        self.wasted_bytes = self.wasted_bytes.saturating_add(read as u64);
+        let mut parts = [(at, first.as_mut_slice()), (table_at, table.as_mut_slice())];
+        let is_repaired = self.repairs.repair_with(&mut parts, &|parts| match parts {
+            [(_, first), (_, table)] => header.has_valid_checksum(first, table, summer),
+            _ => false,
+        });
+        if is_repaired {
+            self.window = None;
+            // A header of other lengths has another summary.
+            let repaired = FrameHeader::decode_header(&first, at, tag, room);
+            let is_same = |it: &FrameHeader| {
+                (it.table_at, it.table_len) == (header.table_at, header.table_len)
+            };
+            if let Some(header) = repaired.filter(is_same) {
+                return Ok(Some(ScannedFrame { header, table, is_valid: true }));
+            }
+        }
+        Ok(Some(ScannedFrame { header, table, is_valid: false }))
     }
 
     fn is_held(&self, at: u64, to: u64) -> bool {

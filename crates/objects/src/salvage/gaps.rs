@@ -11,11 +11,13 @@
 //!
 //! Law 1: a payload comes back only if it may be alive. In a segment whose live bytes are all known
 //! from the readable index, nothing else is alive.
-//! Law 2: the newest pair of a key hides older ones, also if it is dead or its payload is damaged.
+//! Law 2: the newest pair of a key hides older ones, also if it is dead, or its payload or the
+//! summary of its frame is damaged.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use super::bit_repair::RepairedDisk;
 use super::frames::{FrameScan, Version};
 use crate::cached_disk::CachedDisk;
 use crate::check::walk::{IndexSnapshot, LostNode, WalkItem};
@@ -224,8 +226,8 @@ pub(super) struct DamagedIndex {
     levels: Vec<Level>,
     tree: Tree,
     tree_gaps: Vec<Gap>,
-    /// Addresses of the nodes that cannot be used.
-    lost_nodes: HashSet<u64>,
+    /// Nodes that cannot be used.
+    lost_nodes: Vec<BlockPtr>,
     /// Live bytes of each segment that the readable index does not refer to; none if the table of
     /// segments is lost.
     unknown_live: Option<Vec<i64>>,
@@ -291,7 +293,7 @@ impl DamagedIndex {
         });
         let tree = core.levels.tree.clone();
         let mut tree_gaps: Vec<Gap> = vec![];
-        let addresses = lost_nodes.iter().map(|lost| lost.ptr.at).collect();
+        let ptrs = lost_nodes.iter().map(|lost| lost.ptr).collect();
         for LostNode { ptr, lower, upper } in lost_nodes {
             match tree_gaps.last_mut() {
                 Some(last) if last.to.as_ref().is_some_and(|to| *to >= lower) => last.to = upper,
@@ -309,7 +311,7 @@ impl DamagedIndex {
             levels: layers.into_iter().map(Level::new).collect(),
             tree,
             tree_gaps,
-            lost_nodes: addresses,
+            lost_nodes: ptrs,
             unknown_live: has_table.then_some(live),
             used: core.log.segments.all.iter().map(used_bytes).collect(),
             is_index_segment: core.log.segments.all.iter().map(|it| it.is_index).collect(),
@@ -325,7 +327,7 @@ impl DamagedIndex {
             levels: vec![],
             tree: Tree::default(),
             tree_gaps: vec![Gap::new(Key::new(), None, 0)],
-            lost_nodes: HashSet::new(),
+            lost_nodes: vec![],
             unknown_live: None,
             used: vec![],
             is_index_segment: vec![],
@@ -339,7 +341,15 @@ impl DamagedIndex {
     pub fn readable_nodes(&self, io: Arc<CachedDisk>) -> Result<ReadableNodes> {
         let leaf = Leaf::decode(&mut Reader::new(&[], 0), &[], 0, 0)?;
         let empty = Arc::new(Node::Leaf(leaf));
-        Ok(ReadableNodes { io, lost: self.lost_nodes.clone(), empty })
+        let lost = self.lost_nodes.iter().map(|ptr| ptr.at).collect();
+        Ok(ReadableNodes { io, lost, empty })
+    }
+
+    /// Repairs nodes that were lost; returns true if the index has to be read again.
+    pub fn repair_nodes(&self, repairs: &RepairedDisk, io: &CachedDisk) -> bool {
+        let repaired =
+            self.lost_nodes.iter().filter(|lost| repairs.repair_block(io.summer, **lost));
+        repaired.count() > 0
     }
 
     pub fn gaps(&self) -> impl Iterator<Item = &Gap> {
@@ -396,10 +406,10 @@ impl DamagedIndex {
             }
             let is_newer = self.is_newer(of);
             let is_kept = match is_newer || self.last_seq == u64::MAX {
-                true => of.seq <= scan.durable || scan.is_whole(of.incarnation, of.seq),
+                true => scan.is_certain(of, self.last_seq == u64::MAX),
                 false => of.seq <= self.last_seq,
             };
-            if !is_kept || is_newer && !self.has_missing_commits {
+            if !is_kept || is_newer && !(self.has_missing_commits && frame.is_valid) {
                 return;
             }
             for item in frame.items() {
@@ -408,11 +418,12 @@ impl DamagedIndex {
                 if !is_wanted {
                     continue;
                 }
-                if let Entry::Data(data) = &entry
-                    && !is_newer
-                    && self.is_dead(geometry, data)
-                {
-                    entry = hiding_entry(&key, data.len.into());
+                let is_dead = match &entry {
+                    Entry::Data(data) => !is_newer && self.is_dead(geometry, data),
+                    _ => false,
+                };
+                if is_dead || !frame.is_valid {
+                    entry = hiding_entry(&key, entry.covered_bytes());
                 }
                 let Some(key) = clip_to_window(&window, key, &mut entry) else { continue };
                 found.add(window_place(&key), frame.version(order), key, entry);
