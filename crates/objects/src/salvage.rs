@@ -45,9 +45,9 @@ const CACHE_BYTES: u64 = 64 << 20;
 /// Rounds of repairing flipped bits: a repaired node may lead to others.
 const MAX_REPAIR_ROUNDS: usize = 8;
 /// Bytes of one group.
-const MAX_GROUP_BYTES: usize = 1 << 20;
+const MAX_GROUP_BYTES: usize = 256 << 10;
 /// Bytes of one read of an object; if it fails, single blocks are read.
-const OBJECT_READ_BYTES: u64 = 1 << 20;
+const OBJECT_READ_BYTES: u64 = 256 << 10;
 
 /// Result of a salvage.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -465,7 +465,14 @@ impl Salvager<'_, '_> {
 
     fn submit(&mut self) -> Result<()> {
         let group = std::mem::take(&mut self.group);
-        self.into.submit(group, &[]).map(drop).map_err(|refused| refused.error)
+        match self.into.submit_ref(&group, &[]) {
+            // What the merge of the index left is free after a checkpoint.
+            Err(Error::NoSpace { .. }) => {
+                self.into.checkpoint()?;
+                self.into.submit_ref(&group, &[]).map(drop)
+            }
+            submitted => submitted.map(drop),
+        }
     }
 
     /// Reads a payload; if a bit of it is flipped, that is changed back.

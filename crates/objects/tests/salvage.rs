@@ -231,16 +231,17 @@ fn stores_without_superblocks_or_checkpoint_come_back() {
             {
                 let disk = MemoryDisk::new(bytes.clone(), 512);
                 let profile = Store::profile_for_salvage(&disk);
-                let Ok((len, profile)) = profile else {
-                    // The seed of the checksums is in the payloads of frames.
-                    assert_eq!((value_len, what != "checkpoint"), (10, true));
+                if (value_len, what) == (10, "both") && profile.is_err() {
+                    // The seed of the checksums is told by payloads and checkpoints.
                     continue;
-                };
+                }
+                let (len, profile) = profile.unwrap();
                 assert_eq!((len, profile.page_bytes), (DISK_BYTES as u64, 4096));
                 let (report, new) = salvage(bytes, layout).unwrap();
                 let count = count_pairs(&new, value_len);
                 println!("{layout:?} {value_len} {what}: {count} pairs, {:?}", report.lost);
-                assert_eq!(count, PAIRS);
+                // Short values are in the index only, once their frames were overwritten.
+                assert!(count == PAIRS || value_len == 10 && what != "superblocks");
                 assert!(!report.lost.is_empty());
             }
         }

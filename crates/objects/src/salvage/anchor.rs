@@ -31,6 +31,8 @@ const SEARCH_STEP_BYTES: u64 = 4096;
 const SEARCH_READ_BYTES: u64 = 1 << 20;
 /// Longest summary that the search reads.
 const MAX_SUMMARY_BYTES: u32 = 4 << 20;
+/// Blocks of a frame from which the seed is computed.
+const MAX_SEED_TRIES: usize = 4;
 /// Frames that determine page and segment.
 const MAX_SEARCHED_FRAMES: usize = 1 << 16;
 
@@ -99,6 +101,9 @@ fn read(disk: &dyn Disk, at: u64, len: u64, page: u32) -> Option<Vec<u8>> {
     let page = u64::from(page);
     let skip = at.checked_rem(page)?;
     let whole = skip.checked_add(len)?.next_multiple_of(page);
+    if at.checked_add(len)? > disk.properties().len_bytes {
+        return None;
+    }
     let into = PrivateBuffer::new_uninitialized(to_usize_saturating(whole)).into();
     let block = disk.read_now(Extent::new(at.checked_sub(skip)?, whole), into).ok()?;
     let (skip, len) = (to_usize_saturating(skip), to_usize_saturating(len));
@@ -160,26 +165,36 @@ fn any_header(page: &[u8], at: u64, disk_bytes: u64) -> Option<FrameHeader> {
     (header.table_len <= MAX_SUMMARY_BYTES).then_some(header)
 }
 
-/// Returns the seed of the checksums of a frame's store, from a payload that is intact.
+/// Returns the seed of the checksums of a frame's store, from a payload or the table of a
+/// checkpoint that is intact.
 fn seed_of(disk: &dyn Disk, page: &[u8], header: &FrameHeader) -> Option<u64> {
     let tag = u32::from_le_bytes(*page.get(4..)?.first_chunk()?);
     let sector = disk.properties().sector_bytes;
     let table_at = header.at.checked_add(header.table_at.into())?;
     let table = read(disk, table_at, header.table_len.into(), sector)?;
+    let end = header.at.checked_add(header.len.into())?;
+    let is_within = |at: u64, len: u32| {
+        at >= header.at && at.checked_add(len.into()).is_some_and(|to| to <= end)
+    };
     let items = SummaryItems::new(&table, header.at, header.table_at).map_while(Result::ok);
-    let mut payloads = items.filter_map(|item| match item {
-        SummaryItem::Pair(_, _, Entry::Data(data)) if data.stored > 0 => Some(data),
+    let blocks = items.filter_map(|item| match item {
+        SummaryItem::Pair(_, _, Entry::Data(data)) => {
+            let (len, sum) = (data.stored.min(CHECKSUM_BLOCK_BYTES), *data.sums.first()?);
+            (is_within(data.at, len)).then_some(BlockPtr { at: data.at, len, sum })
+        }
+        SummaryItem::Chunk { at, len } if is_within(at, len) => {
+            let bytes = read(disk, at, len.into(), sector)?;
+            let record = CheckpointRecord::decode(&bytes, at).ok()?;
+            let is_short = |ptr: &&BlockPtr| ptr.len <= MAX_SUMMARY_BYTES;
+            record.table.first().filter(is_short).copied()
+        }
         _ => None,
     });
-    payloads.by_ref().take(4).find_map(|data| {
-        let len = data.stored.min(CHECKSUM_BLOCK_BYTES);
-        let is_within = data.at >= header.at
-            && data.at.checked_add(len.into())? <= header.at.checked_add(header.len.into())?;
-        let bytes = read(disk, data.at, len.into(), sector).filter(|_| is_within)?;
-        let seed = data.at ^ unmix_bits(data.sums.first()? ^ Checksummer::hash(&bytes));
-        let summer = Checksummer(seed);
+    blocks.take(MAX_SEED_TRIES).find_map(|ptr| {
+        let bytes = read(disk, ptr.at, ptr.len.into(), sector)?;
+        let seed = ptr.at ^ unmix_bits(ptr.sum ^ Checksummer::hash(&bytes));
         let is_seed = low_u32(mix_bits(seed)) == tag
-            && header.has_valid_checksum(page.get(..HEADER_BYTES)?, &table, summer);
+            && header.has_valid_checksum(page.get(..HEADER_BYTES)?, &table, Checksummer(seed));
         is_seed.then_some(seed)
     })
 }

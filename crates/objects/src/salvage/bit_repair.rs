@@ -79,7 +79,7 @@ impl RepairedDisk {
             hashed.1 = hashed.1.saturating_add(bytes);
             return false;
         };
-        log::warn!("byte {at} has one flipped bit; it is read as it was written");
+        log::debug!("byte {at} has one flipped bit");
         let mut patches = self.patches.write();
         let patch = patches.entry(at).or_default();
         *patch ^= bit;
