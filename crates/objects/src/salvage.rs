@@ -13,8 +13,6 @@
 //! store. If the pairs of frames need more, the keys are copied in several windows.
 
 mod anchor;
-mod bit_repair;
-mod frames;
 mod gaps;
 
 use std::collections::HashSet;
@@ -24,9 +22,8 @@ use std::sync::Arc;
 use draconis_device::Disk;
 
 use self::anchor::{find_checkpoint, find_superblocks};
-use self::bit_repair::RepairedDisk;
-use self::frames::FrameScan;
 use self::gaps::{DamagedIndex, FilledWindow, ReadableNodes, window_place};
+use crate::bit_repair::RepairedDisk;
 use crate::cached_disk::CachedDisk;
 use crate::check::ProgressCallback;
 use crate::core::Core;
@@ -34,6 +31,7 @@ use crate::entry::{
     CHECKSUM_BLOCK_BYTES, DecodedKey, Entry, Key, NAME_KEYS_END, ObjectRecord, PayloadRef,
     decode_key, extent_key, name_key, object_key, value_key,
 };
+use crate::frame_scan::FrameScan;
 use crate::index::cursor::Cursor;
 use crate::levels::Levels;
 use crate::recovery::{OpenDamage, empty_core, load_from_superblock};
@@ -147,9 +145,9 @@ impl Store {
         };
         let total = scanned_bytes.saturating_add(core.log.segments.total_live_bytes());
         let mut progress = Progress { callback: progress, done: 0, total };
-        let scan = index
-            .is_damaged()
-            .then(|| FrameScan::new(&io, &from, core.log.tag, &mut |bytes| progress.add(bytes)));
+        let scan = index.is_damaged().then(|| {
+            FrameScan::new(&io, Some(&from), core.log.tag, &mut |bytes| progress.add(bytes))
+        });
         if let Some(pages) = scan.as_ref().map(|scan| scan.unreadable_pages).filter(|it| *it > 0) {
             let text = format!("{pages} pages of {} bytes cannot be read", geometry.page_bytes);
             done.record_loss(text);
@@ -222,7 +220,7 @@ fn open_damaged(
     let mut bare = None;
     for superblock in superblocks {
         let core = empty_core(from.clone(), superblock, CACHE_BYTES)?;
-        let scan = FrameScan::new(&core.log.io, from, core.log.tag, &mut |_| ());
+        let scan = FrameScan::new(&core.log.io, Some(from), core.log.tag, &mut |_| ());
         let found = find_checkpoint(&core, &scan);
         match found.and_then(|found| load_repaired(from, &found).ok()) {
             // Superblocks that were made differ by the length of segments.

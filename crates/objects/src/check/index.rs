@@ -36,7 +36,10 @@ impl Checker<'_> {
         let mut owners = Owners::default();
         map.walk(&mut |seen| match seen {
             WalkItem::Node(ptr) => self.count_node(ptr),
-            WalkItem::Broken(finding, _) => self.add_unreadable(finding),
+            WalkItem::Broken(finding, lost) => {
+                self.lost_keys.extend(lost.map(|lost| (lost.lower, lost.upper)));
+                self.add_unreadable(finding);
+            }
             WalkItem::Live(key, data) => {
                 let at = data.at.saturating_add(u64::from(data.skip));
                 self.count_live_bytes(at, data.len, 32, owning_object(key).map(Owner::Object));

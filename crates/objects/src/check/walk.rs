@@ -91,7 +91,7 @@ impl IndexSnapshot {
     }
 
     /// Returns true if no unreadable chunk may hide the key.
-    fn is_key_readable(&self, key: &[u8]) -> bool {
+    pub(super) fn is_key_readable(&self, key: &[u8]) -> bool {
         self.full[0].check(key, key).is_ok()
     }
 

@@ -14,13 +14,13 @@
 use draconis_device::{Disk, Extent};
 use draconis_types::PrivateBuffer;
 
-use super::frames::FrameScan;
 use crate::checkpoint_record::CheckpointRecord;
 use crate::codec::{Checksummer, low_u32, mix_bits, to_usize_saturating, unmix_bits};
 use crate::core::Core;
 use crate::entry::{CHECKSUM_BLOCK_BYTES, Entry};
 use crate::frame::summary::{SummaryItem, SummaryItems};
 use crate::frame::{FrameHeader, HEADER_BYTES};
+use crate::frame_scan::FrameScan;
 use crate::index::tree::BlockPtr;
 use crate::superblock::{Geometry, Superblock};
 use crate::{Error, LayoutKind, Profile, Result};

@@ -17,16 +17,18 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::bit_repair::RepairedDisk;
-use super::frames::{FrameScan, Version};
+use crate::bit_repair::RepairedDisk;
 use crate::cached_disk::CachedDisk;
 use crate::check::walk::{IndexSnapshot, LostNode, WalkItem};
 use crate::codec::Reader;
 use crate::core::Core;
 use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key};
 use crate::frame::summary::SummaryItem;
+use crate::frame_scan::{FrameScan, Version};
 use crate::index::leaf::Leaf;
-use crate::index::memtable::{ImmutableMemtable, Memtable, SortedLookup, UnreadableRange, weight};
+use crate::index::memtable::{
+    ImmutableMemtable, Memtable, SortedLookup, UnreadableRange, hash, weight,
+};
 use crate::index::tree::{BlockPtr, Node, NodeSource, Tree};
 use crate::index::view::View;
 use crate::segment_table::{Segment, SegmentState};
@@ -461,13 +463,18 @@ impl DamagedIndex {
             newer.into_iter().for_each(|(_, key, entry)| memtable.set(key, entry, &mut |_| ()));
             layers.push(Arc::new(memtable.seal()));
         }
+        // Several levels may have lost the same pair.
+        let mut counted = HashSet::new();
         let mut fill = |gaps: &mut Vec<Gap>, layers: &mut Vec<Arc<ImmutableMemtable>>| {
             if gaps.is_empty() {
                 return;
             }
             let filled = fill_gaps(gaps, &older);
-            from_frames = from_frames.saturating_add(gaps.iter().map(|gap| gap.filled).sum());
-            for (_, entry) in &filled.pairs {
+            for (key, entry) in &filled.pairs {
+                if is_hiding(entry) || !counted.insert(hash(key)) {
+                    continue;
+                }
+                from_frames = from_frames.saturating_add(1);
                 if let (Entry::Data(data), Some(unknown)) = (entry, &mut unknown) {
                     let at = data.at.saturating_add(u64::from(data.skip));
                     let segment = geometry.segment_of(at);
@@ -526,6 +533,10 @@ fn hiding_entry(key: &[u8], len: u64) -> Entry {
     }
 }
 
+fn is_hiding(entry: &Entry) -> bool {
+    matches!(entry, Entry::Tombstone | Entry::Hole(_))
+}
+
 /// Returns the key of the part of a pair that is in the window.
 fn clip_to_window(window: &Window, key: Key, entry: &mut Entry) -> Option<Key> {
     if let Some(DecodedKey::Extent(id, at)) = decode_key(&key) {
@@ -549,11 +560,10 @@ fn fill_gaps(gaps: &mut [Gap], pairs: &[(Version, Key, Entry)]) -> ImmutableMemt
         }
     }
     let filled = memtable.seal();
-    let is_kept = |entry: &Entry| !matches!(entry, Entry::Tombstone | Entry::Hole(_));
     for gap in gaps {
         let end = gap.to.as_ref().map_or(filled.pairs.len(), |to| filled.seek(to));
         let inside = filled.pairs.get(filled.seek(&gap.from)..end).unwrap_or_default();
-        gap.filled = inside.iter().filter(|(_, entry)| is_kept(entry)).count() as u64;
+        gap.filled = inside.iter().filter(|(_, entry)| !is_hiding(entry)).count() as u64;
     }
     filled
 }

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use draconis_types::PrivateBuffer;
 
-use super::bit_repair::RepairedDisk;
+use crate::bit_repair::RepairedDisk;
 use crate::cached_disk::CachedDisk;
 use crate::codec::to_usize_saturating;
 use crate::frame::summary::{SummaryItem, SummaryItems};
@@ -31,7 +31,7 @@ const MAX_COUNTED_COMMITS: usize = 1 << 20;
 
 /// Order of writing of a pair.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(super) struct Version {
+pub(crate) struct Version {
     pub incarnation: u64,
     /// Number of the commit.
     pub seq: u64,
@@ -40,7 +40,7 @@ pub(super) struct Version {
 }
 
 /// A frame, and the bytes of its summary.
-pub(super) struct ScannedFrame {
+pub(crate) struct ScannedFrame {
     pub header: FrameHeader,
     table: Vec<u8>,
     /// False if the checksum is wrong: its pairs hide older ones, and are not there themselves.
@@ -69,9 +69,9 @@ struct CommitFrames {
 }
 
 /// All frames of a disk.
-pub(super) struct FrameScan<'d> {
+pub(crate) struct FrameScan<'d> {
     io: &'d CachedDisk,
-    repairs: &'d RepairedDisk,
+    repairs: Option<&'d RepairedDisk>,
     tag: u32,
     /// Frames of the first pass, if they fit.
     cached: Option<Vec<ScannedFrame>>,
@@ -88,7 +88,7 @@ impl<'d> FrameScan<'d> {
     /// Scans the disk for frames of the store with this tag.
     pub fn new(
         io: &'d CachedDisk,
-        repairs: &'d RepairedDisk,
+        repairs: Option<&'d RepairedDisk>,
         tag: u32,
         progress: &mut dyn FnMut(u64),
     ) -> Self {
@@ -195,7 +195,7 @@ struct Window {
 /// Reader of the frames of a disk.
 struct Scanner<'d> {
     io: &'d CachedDisk,
-    repairs: &'d RepairedDisk,
+    repairs: Option<&'d RepairedDisk>,
     tag: u32,
     window: Option<Window>,
     /// Bytes read for summaries with a wrong checksum.
@@ -207,7 +207,7 @@ struct Scanner<'d> {
 struct Unreadable;
 
 impl<'d> Scanner<'d> {
-    fn new(io: &'d CachedDisk, repairs: &'d RepairedDisk, tag: u32) -> Self {
+    fn new(io: &'d CachedDisk, repairs: Option<&'d RepairedDisk>, tag: u32) -> Self {
         Self { io, repairs, tag, window: None, wasted_bytes: 0, unreadable_pages: 0 }
     }
 
@@ -265,9 +265,11 @@ impl<'d> Scanner<'d> {
         let read = if is_held { 0 } else { len.saturating_add(2 * WINDOW_BYTES) };
         self.wasted_bytes = self.wasted_bytes.saturating_add(read as u64);
         let mut parts = [(at, first.as_mut_slice()), (table_at, table.as_mut_slice())];
-        let is_repaired = self.repairs.repair_with(&mut parts, &|parts| match parts {
-            [(_, first), (_, table)] => header.has_valid_checksum(first, table, summer),
-            _ => false,
+        let is_repaired = self.repairs.is_some_and(|repairs| {
+            repairs.repair_with(&mut parts, &|parts| match parts {
+                [(_, first), (_, table)] => header.has_valid_checksum(first, table, summer),
+                _ => false,
+            })
         });
         if is_repaired {
             self.window = None;

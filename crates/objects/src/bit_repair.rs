@@ -17,13 +17,13 @@ use crate::entry::{CHECKSUM_BLOCK_BYTES, PayloadRef};
 use crate::index::tree::BlockPtr;
 
 /// Longest block that is tried.
-pub(super) const MAX_REPAIRED_BYTES: usize = 64 << 10;
+pub(crate) const MAX_REPAIRED_BYTES: usize = 64 << 10;
 /// Bytes that may be hashed: for all tries, and for those that found nothing.
 const MAX_HASHED_BYTES: u64 = 256 << 30;
 const MAX_WASTED_BYTES: u64 = 16 << 30;
 
 /// A disk whose flipped bits are changed back when it is read.
-pub(super) struct RepairedDisk {
+pub(crate) struct RepairedDisk {
     inner: Arc<dyn Disk>,
     /// Changed bits of bytes.
     patches: RwLock<BTreeMap<u64, u8>>,
