@@ -12,7 +12,7 @@
 //! Law 2: a scan reads as many bytes as the disk has, or twice as many if headers are forged. It
 //! keeps at most [`CACHED_SUMMARY_BYTES`] of summaries and [`MAX_COUNTED_COMMITS`] counts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use draconis_types::PrivateBuffer;
 
@@ -53,6 +53,11 @@ impl ScannedFrame {
         SummaryItems::new(&self.table, self.header.at, self.header.table_at).map_while(Result::ok)
     }
 
+    /// Returns true if all items can be decoded.
+    fn is_decodable(&self) -> bool {
+        SummaryItems::new(&self.table, self.header.at, self.header.table_at).all(|it| it.is_ok())
+    }
+
     pub fn version(&self, order: u64) -> Version {
         Version { incarnation: self.header.incarnation, seq: self.header.seq, order }
     }
@@ -63,9 +68,17 @@ impl ScannedFrame {
 struct CommitFrames {
     pairs: u64,
     max_order: u64,
+    /// Frames, and those of them that are damaged.
     frames: u64,
+    damaged_frames: u64,
     /// Number of frames, if the last one was found.
     all_frames: Option<u64>,
+}
+
+impl CommitFrames {
+    fn has_all_frames(&self) -> bool {
+        self.all_frames.is_some_and(|all| self.frames >= all)
+    }
 }
 
 /// All frames of a disk.
@@ -105,9 +118,7 @@ impl<'d> FrameScan<'d> {
         let (mut kept, mut kept_bytes) = (vec![], 0usize);
         let mut scanner = Scanner::new(io, repairs, tag);
         scanner.scan(progress, &mut |frame| {
-            if frame.is_valid {
-                scan.count_frame(&frame);
-            }
+            scan.count_frame(&frame);
             kept_bytes = kept_bytes.saturating_add(frame.table.len()).saturating_add(128);
             if kept_bytes <= CACHED_SUMMARY_BYTES {
                 kept.push(frame);
@@ -120,18 +131,24 @@ impl<'d> FrameScan<'d> {
 
     fn count_frame(&mut self, frame: &ScannedFrame) {
         let header = &frame.header;
-        self.durable = self.durable.max(header.durable);
-        let first = self.first_commits.entry(header.incarnation).or_insert(header.seq);
-        *first = header.seq.min(*first);
+        if !frame.is_valid && !frame.is_decodable() {
+            return;
+        }
+        if frame.is_valid {
+            self.durable = self.durable.max(header.durable);
+            let first = self.first_commits.entry(header.incarnation).or_insert(header.seq);
+            *first = header.seq.min(*first);
+        }
         if self.commits.len() >= MAX_COUNTED_COMMITS {
             return;
         }
         let commit = self.commits.entry((header.incarnation, header.seq)).or_default();
         commit.frames = commit.frames.saturating_add(1);
+        commit.damaged_frames = commit.damaged_frames.saturating_add(u64::from(!frame.is_valid));
         if header.is_last {
             commit.all_frames = Some(u64::from(header.frame_index).saturating_add(1));
         }
-        for item in frame.items() {
+        for item in frame.items().filter(|_| frame.is_valid) {
             if let SummaryItem::Pair(order, ..) = item {
                 commit.pairs = commit.pairs.saturating_add(1);
                 commit.max_order = commit.max_order.max(order);
@@ -166,7 +183,23 @@ impl<'d> FrameScan<'d> {
     /// Returns true if all frames of a commit were found.
     fn is_whole(&self, incarnation: u64, seq: u64) -> bool {
         let commit = self.commits.get(&(incarnation, seq));
-        commit.is_some_and(|commit| commit.all_frames.is_some_and(|all| commit.frames >= all))
+        commit.is_some_and(|commit| commit.damaged_frames == 0 && commit.has_all_frames())
+    }
+
+    /// Returns the newest commit up to `last` of which frames are not on the disk any more: older
+    /// pairs may have been replaced or removed by it. Damaged frames count if their items can be
+    /// decoded: they hide older pairs.
+    pub fn newest_incomplete_commit(&self, last: u64) -> u64 {
+        let mut present: BTreeSet<u64> = BTreeSet::new();
+        for (&(incarnation, seq), commit) in &self.commits {
+            let is_cut_off = self.is_cut_off(Version { incarnation, seq, order: 0 });
+            if commit.has_all_frames() && !is_cut_off && seq <= last {
+                present.insert(seq);
+            }
+        }
+        let last = if last == u64::MAX { present.last().copied().unwrap_or(0) } else { last };
+        let mut missing = (1..=last).rev();
+        missing.find(|seq| !present.contains(seq)).unwrap_or(0)
     }
 
     /// Returns true if no pair of the commits up to `last` is missing between others. Pairs at the

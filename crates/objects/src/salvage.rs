@@ -87,11 +87,14 @@ pub struct SalvageOptions {
     /// Memory for pairs whose index is lost, in bytes. The frames are read once more each time it
     /// is full. Readable parts of the index take no memory.
     pub memory_bytes: usize,
+    /// True to copy short values whose index is lost also if later commits are not on the disk any
+    /// more, which may have replaced or removed them.
+    pub unsure: bool,
 }
 
 impl Default for SalvageOptions {
     fn default() -> Self {
-        Self { memory_bytes: 512 << 20 }
+        Self { memory_bytes: 512 << 20, unsure: false }
     }
 }
 
@@ -155,8 +158,14 @@ impl Store {
         core.levels = Levels::default();
         let mut begin = Key::new();
         loop {
-            let filled = index.fill(scan.as_ref(), &geometry, begin, options.memory_bytes);
+            let filled = index.fill(scan.as_ref(), &geometry, begin, options);
             done.from_frames = done.from_frames.saturating_add(filled.from_frames);
+            if filled.left_out > 0 {
+                done.record_loss(format!(
+                    "{} short values may be old or removed, and were left out",
+                    filled.left_out
+                ));
+            }
             let next = filled.window.to.clone();
             let mut work = Salvager {
                 nodes: index.readable_nodes(io.clone())?,

@@ -11,18 +11,21 @@
 //!
 //! Law 1: a payload comes back only if it may be alive. In a segment whose live bytes are all known
 //! from the readable index, nothing else is alive.
-//! Law 2: the newest pair of a key hides older ones, also if it is dead, or its payload or the
+//! Law 2: a short value has no live bytes. It comes back only if no later commit has lost frames, or
+//! if unsure values are wanted.
+//! Law 3: the newest pair of a key hides older ones, also if it is dead, or its payload or the
 //! summary of its frame is damaged.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use super::SalvageOptions;
 use crate::bit_repair::RepairedDisk;
 use crate::cached_disk::CachedDisk;
 use crate::check::walk::{IndexSnapshot, LostNode, WalkItem};
 use crate::codec::Reader;
 use crate::core::Core;
-use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key};
+use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key, value_key};
 use crate::frame::summary::SummaryItem;
 use crate::frame_scan::{FrameScan, Version};
 use crate::index::leaf::Leaf;
@@ -249,6 +252,8 @@ pub(super) struct FilledWindow {
     pub window: Window,
     /// Pairs of frames in it.
     pub from_frames: u64,
+    /// Versions of short values that may be old or removed, and were left out.
+    pub left_out: u64,
     /// True if nothing can be missing in the gaps.
     pub is_complete: bool,
 }
@@ -397,8 +402,10 @@ impl DamagedIndex {
         scan: &FrameScan<'_>,
         geometry: &Geometry,
         from: Key,
-        memory_bytes: usize,
-    ) -> (Window, Candidates) {
+        options: &SalvageOptions,
+    ) -> (Window, Candidates, u64) {
+        let newest_incomplete = scan.newest_incomplete_commit(self.last_seq);
+        let mut left_out = 0u64;
         let mut window = Window { from, to: None };
         let mut found = Candidates::default();
         scan.for_each(&mut |frame| {
@@ -424,19 +431,27 @@ impl DamagedIndex {
                     Entry::Data(data) => !is_newer && self.is_dead(geometry, data),
                     _ => false,
                 };
-                if is_dead || !frame.is_valid {
+                let is_unsure = matches!(&entry, Entry::Inline(_))
+                    && key.first() == value_key(&[]).first()
+                    && of.seq < newest_incomplete
+                    && !is_newer
+                    && !options.unsure;
+                if is_unsure {
+                    left_out = left_out.saturating_add(1);
+                }
+                if is_dead || is_unsure || !frame.is_valid {
                     entry = hiding_entry(&key, entry.covered_bytes());
                 }
                 let Some(key) = clip_to_window(&window, key, &mut entry) else { continue };
                 found.add(window_place(&key), frame.version(order), key, entry);
-                if found.bytes > memory_bytes
+                if found.bytes > options.memory_bytes
                     && let Some(to) = found.cut()
                 {
                     window.to = Some(to);
                 }
             }
         });
-        (window, found)
+        (window, found, left_out)
     }
 
     /// Fills the gaps of a window that begins at `from` with pairs of frames.
@@ -445,11 +460,11 @@ impl DamagedIndex {
         scan: Option<&FrameScan<'_>>,
         geometry: &Geometry,
         from: Key,
-        memory_bytes: usize,
+        options: &SalvageOptions,
     ) -> FilledWindow {
-        let whole = || (Window { from: Key::new(), to: None }, Candidates::default());
-        let (window, found) =
-            scan.map_or_else(whole, |scan| self.collect(scan, geometry, from, memory_bytes));
+        let whole = || (Window { from: Key::new(), to: None }, Candidates::default(), 0);
+        let (window, found, left_out) =
+            scan.map_or_else(whole, |scan| self.collect(scan, geometry, from, options));
         let mut pairs: Vec<(Version, Key, Entry)> = found.pairs.into_values().flatten().collect();
         pairs.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
         let pairs = pairs.into_iter();
@@ -501,7 +516,7 @@ impl DamagedIndex {
                 && !self.has_missing_commits
                 && scan.is_some_and(|scan| scan.has_all_pairs(self.last_seq));
         let view = View { layers, tree: self.tree.clone(), ..View::default() };
-        FilledWindow { view, window, from_frames, is_complete }
+        FilledWindow { view, window, from_frames, left_out, is_complete }
     }
 }
 

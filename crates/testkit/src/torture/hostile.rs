@@ -116,7 +116,11 @@ pub fn salvage_image(image: Vec<u8>) -> Result<u64, Error> {
     let new: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 2 * len as usize], 512));
     Store::create(new.clone(), &CreateOptions { profile, id: 1 })?;
     let store = Store::open(new.clone(), &SMALL_CACHE_OPTIONS)?;
-    store.salvage_with(old, &SalvageOptions { memory_bytes: 1 << 20 }, &mut |_, _| ())?;
+    store.salvage_with(
+        old,
+        &SalvageOptions { memory_bytes: 1 << 20, unsure: true },
+        &mut |_, _| (),
+    )?;
     let seen = read_everything(&store);
     drop(store);
     let report = Store::check(new, &CheckOptions::default(), &mut |_, _| ())?;
