@@ -20,7 +20,7 @@ use crate::index::tree::BlockPtr;
 pub(crate) const MAX_REPAIRED_BYTES: usize = 64 << 10;
 /// Bytes that may be hashed: for all tries, and for those that found nothing.
 const MAX_HASHED_BYTES: u64 = 256 << 30;
-const MAX_WASTED_BYTES: u64 = 16 << 30;
+const MAX_WASTED_BYTES: u64 = 4 << 30;
 
 /// A disk whose flipped bits are changed back when it is read.
 pub(crate) struct RepairedDisk {

@@ -87,8 +87,8 @@ pub struct SalvageOptions {
     /// Memory for pairs whose index is lost, in bytes. The frames are read once more each time it
     /// is full. Readable parts of the index take no memory.
     pub memory_bytes: usize,
-    /// True to copy short values whose index is lost also if later commits are not on the disk any
-    /// more, which may have replaced or removed them.
+    /// True to copy values also if they may be old or removed: a newer part of the index is lost,
+    /// and so are later commits.
     pub unsure: bool,
 }
 
@@ -171,6 +171,7 @@ impl Store {
                 nodes: index.readable_nodes(io.clone())?,
                 io: io.clone(),
                 repairs: &from,
+                unsure: options.unsure,
                 index: &index,
                 filled,
                 into: self,
@@ -298,6 +299,7 @@ struct Salvager<'s, 'p> {
     nodes: ReadableNodes,
     io: Arc<CachedDisk>,
     repairs: &'s RepairedDisk,
+    unsure: bool,
     index: &'s DamagedIndex,
     filled: FilledWindow,
     into: &'s Store,
@@ -372,6 +374,10 @@ impl Salvager<'_, '_> {
 
     /// Copies a key with its value, or a name.
     fn copy_pair(&mut self, key: &Key, entry: &Entry, name: &str) -> Result<()> {
+        if !self.unsure && self.filled.may_be_hidden(key) {
+            self.done.record_loss(format!("{name}: it may be old or removed, and was left out"));
+            return Ok(());
+        }
         let value = match (decode_key(key), entry) {
             (Some(DecodedKey::Value(_)), Entry::Data(data)) => self.read_data(data),
             (Some(DecodedKey::Value(_)), Entry::Inline(value)) => Ok(value.to_vec()),
@@ -614,6 +620,13 @@ impl Salvager<'_, '_> {
             .map(|((a, b), at)| (a.max(from), b.min(to), at))
             .filter(|(a, b, _)| a < b)
             .collect();
+        for (a, b) in self.filled.outdated_ranges(id).collect::<Vec<_>>() {
+            let (from, to) = (a.max(from), b.min(to));
+            if from < to {
+                let text = format!("object {id}: bytes {from} to {to} may be older than the last");
+                self.done.record_loss(text);
+            }
+        }
         for (from, to, at_bytes) in gaps {
             let mut done = from;
             let mut extents = self.extents(id, (from, to))?;

@@ -111,7 +111,7 @@ fn pairs_survive_flipped_bits() {
     for layout in LAYOUTS {
         // Short values are in summaries, which have one checksum for many pairs.
         for (value_len, least) in [(10, 0), (300, PAIRS - 40), (2000, PAIRS - 120)] {
-            let back = pairs_back(layout, value_len, 150, env_number("SEEDS", 6));
+            let back = pairs_back(layout, value_len, 150, env_number("SEEDS", 4));
             let (min, median) = (back[0], back[back.len() / 2]);
             println!(
                 "{layout:?}, values of {value_len} B: {min} {median} {}",
@@ -169,7 +169,7 @@ fn removed_and_overwritten_pairs_stay_away() {
             store.checkpoint().unwrap();
             drop((kv, store));
             let whole = bytes_of(disk);
-            for seed in 0..env_number("SEEDS", 4) {
+            for seed in 0..env_number("SEEDS", 2) {
                 let mut bytes = whole.clone();
                 overwrite_some(&mut bytes, 12, 100 + seed);
                 let (report, new) = salvage(bytes, layout).unwrap();
@@ -197,7 +197,7 @@ fn removed_and_overwritten_pairs_stay_away() {
 fn pairs_survive_lost_segments() {
     for layout in LAYOUTS {
         let whole = filled_image(layout, PAIRS, 2000);
-        for seed in 0..env_number("SEEDS", 4) {
+        for seed in 0..env_number("SEEDS", 2) {
             let mut random = Random::new(seed);
             let mut bytes = whole.clone();
             for nth in 0..8 {

@@ -30,10 +30,10 @@ use crate::{report, text};
 #[derive(Debug, Args)]
 #[command(after_help = "Exit status: 0 complete, 4 data lost, 1 failure.")]
 pub struct Arguments {
-    /// Copy also short values that may be old or removed.
+    /// Copy values also if they may be old or removed.
     ///
-    /// Values of up to 24 bytes are in the index. If that is lost and later commits are not on the
-    /// disk any more, nothing tells whether a value in the log is the last one.
+    /// This is not known where a newer part of the index is lost and later commits are not on the
+    /// disk any more. Such values are left out without this option.
     #[arg(long)]
     unsure: bool,
     /// When to show progress.

@@ -254,8 +254,27 @@ pub(super) struct FilledWindow {
     pub from_frames: u64,
     /// Versions of short values that may be old or removed, and were left out.
     pub left_out: u64,
+    /// Gaps of memtables, each with the number of layers that are as new or newer: what is below
+    /// may have been hidden by what is lost. Empty if frames have everything.
+    hiding_gaps: Vec<(usize, Gap)>,
     /// True if nothing can be missing in the gaps.
     pub is_complete: bool,
+}
+
+impl FilledWindow {
+    /// Returns true if a lost part of a memtable may have hidden the entry that a key has.
+    pub fn may_be_hidden(&self, key: &[u8]) -> bool {
+        let hash = hash(key);
+        self.hiding_gaps.iter().any(|(newer, gap)| {
+            let newer = self.view.layers.get(..*newer).unwrap_or_default();
+            gap.contains(key) && newer.iter().all(|layer| layer.get(key, hash).is_none())
+        })
+    }
+
+    /// Returns the offsets of an object that lost parts of memtables may have had newer bytes of.
+    pub fn outdated_ranges(&self, id: ObjectId) -> impl Iterator<Item = (u64, u64)> {
+        self.hiding_gaps.iter().map(move |(_, gap)| gap.offsets(id)).filter(|(from, to)| from < to)
+    }
 }
 
 impl DamagedIndex {
@@ -501,9 +520,11 @@ impl DamagedIndex {
             }
             layers.push(Arc::new(filled));
         };
+        let mut hiding_gaps = vec![];
         for level in &mut self.levels {
             fill(&mut level.gaps, &mut layers);
             layers.push(level.layer.clone());
+            hiding_gaps.extend(level.gaps.iter().map(|gap| (layers.len(), gap.clone())));
         }
         fill(&mut self.tree_gaps, &mut layers);
         let is_exact = unknown.is_some_and(|unknown| {
@@ -515,8 +536,13 @@ impl DamagedIndex {
                 && window.to.is_none()
                 && !self.has_missing_commits
                 && scan.is_some_and(|scan| scan.has_all_pairs(self.last_seq));
+        let has_all_commits =
+            scan.is_some_and(|scan| scan.newest_incomplete_commit(self.last_seq) == 0);
+        if is_complete || has_all_commits {
+            hiding_gaps.clear();
+        }
         let view = View { layers, tree: self.tree.clone(), ..View::default() };
-        FilledWindow { view, window, from_frames, left_out, is_complete }
+        FilledWindow { view, window, from_frames, left_out, hiding_gaps, is_complete }
     }
 }
 
