@@ -554,6 +554,9 @@ impl Salvager<'_, '_> {
             return Ok(());
         }
         if !is_begun {
+            if self.filled.may_be_hidden(&object_key(id)) {
+                self.done.record_loss(format!("object {id}: it may be old or removed"));
+            }
             self.create_object(id, record)?;
         }
         if !is_begun || record.len < len {

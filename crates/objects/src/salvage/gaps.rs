@@ -119,6 +119,20 @@ impl Gap {
     }
 }
 
+/// Returns the gaps that a pair may touch; they are sorted.
+fn touched_gaps<'g>(gaps: &'g [Gap], key: &Key, entry: &Entry) -> &'g [Gap] {
+    let last = match decode_key(key) {
+        Some(DecodedKey::Extent(id, at)) => {
+            extent_key(id, at.saturating_add(entry.covered_bytes()))
+        }
+        _ => key.clone(),
+    };
+    let is_before = |gap: &Gap| gap.extents_to.as_ref().is_some_and(|to| to <= key);
+    let from = gaps.partition_point(is_before);
+    let to = gaps.partition_point(|gap| gap.from <= last);
+    gaps.get(from..to).unwrap_or_default()
+}
+
 /// A level of the index as far as it is readable, and its gaps.
 struct Level {
     layer: Arc<ImmutableMemtable>,
@@ -185,6 +199,9 @@ impl Window {
     }
 }
 
+/// Bytes of a pair beside key and entry.
+const PAIR_BYTES: usize = 48;
+
 /// Versions of the pairs of a window that frames have.
 #[derive(Default)]
 struct Candidates {
@@ -194,22 +211,17 @@ struct Candidates {
 
 impl Candidates {
     fn add(&mut self, place: Key, version: Version, key: Key, entry: Entry) {
-        let bytes = weight(&key, &entry).saturating_add(2 * 24);
+        let bytes = weight(&key, &entry).saturating_add(PAIR_BYTES);
         let pairs = self.pairs.entry(place).or_default();
-        // Only a newest pair is visible; an extent hides older ones of its key if it is as long.
-        let hides = |newer: &(Version, Entry), older: &(Version, Entry)| {
-            newer.0 > older.0 && newer.1.covered_bytes() >= older.1.covered_bytes()
-        };
-        let new = (version, entry);
-        for (old, _, old_entry) in &*pairs {
-            if hides(&(*old, old_entry.clone()), &new) {
-                return;
-            }
+        // Only the newest pair of a key is visible; of an extent, if it is as long.
+        let len = entry.covered_bytes();
+        if pairs.iter().any(|(old, _, it)| *old > version && it.covered_bytes() >= len) {
+            return;
         }
         let before = pairs.len();
-        pairs.retain(|(old, _, old_entry)| !hides(&new, &(*old, old_entry.clone())));
+        pairs.retain(|(old, _, it)| *old > version || it.covered_bytes() > len);
         let removed = before.saturating_sub(pairs.len());
-        pairs.push((new.0, key, new.1));
+        pairs.push((version, key, entry));
         self.bytes = self.bytes.saturating_add(bytes);
         self.bytes = self.bytes.saturating_sub(bytes.saturating_mul(removed));
     }
@@ -220,7 +232,7 @@ impl Candidates {
         let middle = self.pairs.keys().nth(half).filter(|_| half > 0)?.clone();
         drop(self.pairs.split_off(&middle));
         let all = self.pairs.values().flatten();
-        self.bytes = all.map(|(_, key, entry)| weight(key, entry).saturating_add(2 * 24)).sum();
+        self.bytes = all.map(|(_, key, entry)| weight(key, entry).saturating_add(PAIR_BYTES)).sum();
         Some(middle)
     }
 }
@@ -328,9 +340,11 @@ impl DamagedIndex {
         }
         for gap in &mut tree_gaps {
             let before = tree.last_before(&*io, &gap.from, &mut None).ok().flatten();
-            let after = gap.to.as_ref().and_then(|to| {
-                tree.first_at_or_after(&*io, to, &mut None).ok().flatten().map(|(key, _)| key)
-            });
+            let after =
+                gap.to.as_ref().and_then(|to| match tree.first_at_or_after(&*io, to, &mut None) {
+                    Ok(pair) => pair.map(|(key, _)| key),
+                    Err(_) => Some(to.clone()),
+                });
             gap.set_neighbours(before, after);
         }
         Self {
@@ -399,6 +413,12 @@ impl DamagedIndex {
         self.gaps().any(|gap| gap.contains(key))
     }
 
+    fn is_in_gap(&self, key: &Key, entry: &Entry) -> bool {
+        let levels = self.levels.iter().map(|level| &level.gaps).chain([&self.tree_gaps]);
+        let mut touched = levels.flat_map(|gaps| touched_gaps(gaps, key, entry));
+        touched.any(|gap| gap.clip(key, entry).is_some())
+    }
+
     fn is_newer(&self, version: Version) -> bool {
         version.incarnation >= self.log_incarnation && version.seq > self.last_seq
     }
@@ -442,7 +462,7 @@ impl DamagedIndex {
             }
             for item in frame.items() {
                 let SummaryItem::Pair(order, key, mut entry) = item else { continue };
-                let is_wanted = is_newer || self.gaps().any(|gap| gap.clip(&key, &entry).is_some());
+                let is_wanted = is_newer || self.is_in_gap(&key, &entry);
                 if !is_wanted {
                     continue;
                 }
@@ -594,7 +614,7 @@ fn clip_to_window(window: &Window, key: Key, entry: &mut Entry) -> Option<Key> {
 fn fill_gaps(gaps: &mut [Gap], pairs: &[(Version, Key, Entry)]) -> ImmutableMemtable {
     let mut memtable = Memtable::default();
     for (_, key, entry) in pairs {
-        for gap in &*gaps {
+        for gap in touched_gaps(gaps, key, entry) {
             if let Some((key, entry)) = gap.clip(key, entry) {
                 memtable.set(key, entry, &mut |_| ());
             }
