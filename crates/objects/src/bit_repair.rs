@@ -22,6 +22,9 @@ pub(crate) const MAX_REPAIRED_BYTES: usize = 64 << 10;
 const MAX_HASHED_BYTES: u64 = 256 << 30;
 const MAX_WASTED_BYTES: u64 = 4 << 30;
 
+/// Bytes and their address.
+pub(crate) type DiskBytes<'b> = (u64, &'b mut [u8]);
+
 /// A disk whose flipped bits are changed back when it is read.
 pub(crate) struct RepairedDisk {
     inner: Arc<dyn Disk>,
@@ -45,8 +48,8 @@ impl RepairedDisk {
     /// judges them. Returns true if they are right now.
     pub fn repair_with(
         &self,
-        parts: &mut [(u64, &mut [u8])],
-        has_valid_checksum: &dyn Fn(&[(u64, &mut [u8])]) -> bool,
+        parts: &mut [DiskBytes<'_>],
+        has_valid_checksum: &dyn Fn(&[DiskBytes<'_>]) -> bool,
     ) -> bool {
         let len: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
         let is_blank = parts.iter().all(|(_, bytes)| bytes.iter().all(|byte| *byte == 0));
@@ -58,7 +61,7 @@ impl RepairedDisk {
         'tries: for part in 0..parts.len() {
             let count = parts.get(part).map_or(0, |(_, bytes)| bytes.len());
             for (nth, bit) in (0..count).flat_map(|nth| (0..8).map(move |bit| (nth, 1u8 << bit))) {
-                let flip = |parts: &mut [(u64, &mut [u8])]| {
+                let flip = |parts: &mut [DiskBytes<'_>]| {
                     let byte = parts.get_mut(part).and_then(|(_, bytes)| bytes.get_mut(nth));
                     byte.into_iter().for_each(|byte| *byte ^= bit);
                 };

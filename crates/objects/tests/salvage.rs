@@ -177,7 +177,7 @@ fn removed_and_overwritten_pairs_stay_away() {
                 for pair in Kv::new(new.clone()).scan::<RangeFull>(&..) {
                     let (key, is) = pair.unwrap();
                     let nth: u64 = std::str::from_utf8(&key[1..]).unwrap().parse().unwrap();
-                    removed += u64::from(nth % 4 == 0);
+                    removed += u64::from(nth.is_multiple_of(4));
                     old += u64::from(is != value(nth, value_len));
                     count += 1;
                 }

@@ -26,7 +26,7 @@ use crate::superblock::{Geometry, Superblock};
 use crate::{Error, LayoutKind, Profile, Result};
 
 /// Unit of the search for frames: a page of nearly all stores.
-const SEARCH_STEP_BYTES: u64 = 4096;
+const SEARCH_STEP_BYTES: usize = 4096;
 /// Bytes of one read of the search.
 const SEARCH_READ_BYTES: u64 = 1 << 20;
 /// Longest summary that the search reads.
@@ -119,14 +119,14 @@ fn superblocks_of_frames(disk: &dyn Disk) -> Option<Vec<Superblock>> {
         let len = SEARCH_READ_BYTES.min(disk_bytes.saturating_sub(at));
         // What is unreadable has no frames.
         let bytes = read(disk, at, len, sector).unwrap_or_default();
-        for (page, from) in bytes.chunks(SEARCH_STEP_BYTES as usize).zip((at..).step_by(4096)) {
+        for (page, from) in bytes.chunks(SEARCH_STEP_BYTES).zip((at..).step_by(SEARCH_STEP_BYTES)) {
             let Some(header) = any_header(page, from, disk_bytes) else { continue };
             if seed.is_none() {
                 seed = seed_of(disk, page, &header);
             }
             frames.push(header);
         }
-        at = at.saturating_add(len.max(SEARCH_STEP_BYTES));
+        at = at.saturating_add(len.max(SEARCH_STEP_BYTES as u64));
     }
     let seed = seed?;
     let aligned = frames.iter().fold(1 << 20, |all, it| all | it.at | u64::from(it.len));
