@@ -97,7 +97,8 @@ fn copy_readable(
     let shown = new.display();
     let mut bar: Option<ByteProgress> = None;
     let mut shown_bytes = 0;
-    let salvaged = store.salvage_with(damaged, &SalvageOptions::default(), &mut |done, total| {
+    let options = SalvageOptions { unsure: arguments.unsure, ..SalvageOptions::default() };
+    let salvaged = store.salvage_with(damaged, &options, &mut |done, total| {
         bar.get_or_insert_with(|| ByteProgress::new(arguments.progress, total))
             .add(done.saturating_sub(shown_bytes));
         shown_bytes = done;
