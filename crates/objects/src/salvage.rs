@@ -31,6 +31,7 @@ use crate::entry::{
     CHECKSUM_BLOCK_BYTES, DecodedKey, Entry, Key, NAME_KEYS_END, ObjectRecord, PayloadRef,
     decode_key, extent_key, name_key, object_key, value_key,
 };
+use crate::frame::summary::SummaryItem;
 use crate::frame_scan::FrameScan;
 use crate::index::cursor::Cursor;
 use crate::levels::Levels;
@@ -137,6 +138,10 @@ impl Store {
             if !index.repair_nodes(&from, &core.log.io) {
                 break;
             }
+            done.lost.clear();
+            (core, index) = open_damaged(&from, &mut done)?;
+        }
+        if repair_end_of_log(&from, &core, &index) {
             done.lost.clear();
             (core, index) = open_damaged(&from, &mut done)?;
         }
@@ -275,6 +280,25 @@ fn load_repaired(
         }
     }
     Err(Error::Misuse("a round behind the last"))
+}
+
+/// Changes flipped bits back in commits behind the last one that was replayed: it may have ended
+/// there because of them. Returns true if the store has to be opened again.
+fn repair_end_of_log(repairs: &RepairedDisk, core: &Core, index: &DamagedIndex) -> bool {
+    let before = repairs.repaired_bits();
+    let io = &core.log.io;
+    let scan = FrameScan::new(io, Some(repairs), core.log.tag, &mut |_| ());
+    scan.for_each(&mut |frame| {
+        if !frame.is_valid || !index.is_newer(frame.version(0)) {
+            return;
+        }
+        for item in frame.items() {
+            if let SummaryItem::Pair(_, _, Entry::Data(data)) = item {
+                repairs.repair_payload(io.summer, &data);
+            }
+        }
+    });
+    repairs.repaired_bits() > before
 }
 
 fn has_lost_table(losses: &[OpenDamage]) -> bool {
@@ -515,7 +539,8 @@ impl Salvager<'_, '_> {
     fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<()> {
         let parts = self.extents(id, (at, at.saturating_add(into.len() as u64)))?;
         crate::store::copy_payloads_into(at, into, parts, |data, into| {
-            self.io.read_data(data, into)
+            into.copy_from_slice(&self.read_data(data)?);
+            Ok(())
         })?;
         Ok(())
     }

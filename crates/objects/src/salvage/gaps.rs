@@ -419,7 +419,8 @@ impl DamagedIndex {
         touched.any(|gap| gap.clip(key, entry).is_some())
     }
 
-    fn is_newer(&self, version: Version) -> bool {
+    /// Returns true if a pair is newer than the last commit that was replayed.
+    pub fn is_newer(&self, version: Version) -> bool {
         version.incarnation >= self.log_incarnation && version.seq > self.last_seq
     }
 
