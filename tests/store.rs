@@ -364,7 +364,11 @@ fn damage_affects_only_its_object() {
             random ^= random << 17;
             let at = 8192 + random as usize % (bytes.len() - 16384);
             let at = (at..bytes.len()).find(|&at| bytes[at] != 0).unwrap_or(at);
-            bytes[at] ^= 1 << (random % 8);
+            match turn % 2 {
+                0 => bytes[at] ^= 1 << (random % 8),
+                // Too much to be changed back.
+                _ => bytes[at..at + 8].fill(0xa5),
+            }
         }
         std::fs::write(store, &bytes).unwrap();
         let is_clean = draconis.run(["store", "check", store]).status.success();
@@ -385,7 +389,8 @@ fn damage_affects_only_its_object() {
             count += 1;
         }
         let lost = said.lines().filter(|line| line.starts_with("lost: ")).count();
-        assert_eq!(lost == 0, count == 30_000, "{count} keys; {said}");
+        assert!(lost > 0 || count == 30_000, "{count} keys; {said}");
+        assert!(turn % 2 == 1 || count == 30_000, "{count} keys after three flipped bits; {said}");
         assert_eq!(saved.status.code(), Some(if lost == 0 { 0 } else { 4 }));
         assert!(lost == 0 || !is_clean, "{said}");
         partly += u32::from(lost > 0 && count > 20_000);

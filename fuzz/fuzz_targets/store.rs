@@ -1,4 +1,4 @@
-//! Any bytes as a store's image, which is opened, read and written to. Sums are
+//! Any bytes as a store's image, which is salvaged, opened, read and written to. Sums are
 //! not looked at: they are no secret, and would keep everything out.
 #![no_main]
 
@@ -18,5 +18,6 @@ fuzz_target!(|bytes: &[u8]| {
         fault: Some(InjectedFault::Sums),
         ..TestSettings::NORMAL
     });
+    let _ = torture::salvage_image(image.clone());
     let _ = torture::exercise_image(image);
 });

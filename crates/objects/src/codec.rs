@@ -12,7 +12,12 @@ pub(crate) struct Checksummer(pub u64);
 impl Checksummer {
     /// Returns the checksum of `bytes` at byte `at` of the disk.
     pub fn checksum(self, at: u64, bytes: &[u8]) -> u64 {
-        XxHash3_64::oneshot(bytes) ^ mix_bits(at ^ self.0)
+        Self::hash(bytes) ^ mix_bits(at ^ self.0)
+    }
+
+    /// Returns the part of a checksum that depends on the bytes only.
+    pub fn hash(bytes: &[u8]) -> u64 {
+        XxHash3_64::oneshot(bytes)
     }
 }
 
@@ -22,6 +27,16 @@ pub(crate) const COUNTER_END: u64 = 1 << 62;
 /// Spreads a number over all bits (the finaliser of SplitMix64).
 pub(crate) fn mix_bits(number: u64) -> u64 {
     draconis_device::Random::new(number).next_u64()
+}
+
+/// Returns the number that [`mix_bits`] mixes to this one.
+pub(crate) fn unmix_bits(mixed: u64) -> u64 {
+    let unshift =
+        |number: u64, bits: u32| number ^ number >> bits ^ number >> bits.saturating_mul(2);
+    // The inverses of the factors, modulo 2^64.
+    let number = unshift(mixed, 31).wrapping_mul(0x3196_42B2_D24D_8EC3);
+    let number = unshift(number, 27).wrapping_mul(0x96DE_1B17_3F11_9089);
+    unshift(number, 30).wrapping_sub(0x9E37_79B9_7F4A_7C15)
 }
 
 /// Appends a number in 7-bit groups, least significant first.
@@ -171,6 +186,15 @@ mod tests {
         assert!(reader.is_done());
         assert!(reader.varint().is_err());
         assert!(Reader::new(&[0xff; 12], 0).varint().is_err());
+    }
+
+    #[test]
+    fn unmixing_undoes_mixing() {
+        for number in
+            [0, 1, u64::MAX, 0x1234_5678_9abc_def0].into_iter().chain((0..64).map(|b| 1 << b))
+        {
+            assert_eq!(unmix_bits(mix_bits(number)), number);
+        }
     }
 
     #[test]

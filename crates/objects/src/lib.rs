@@ -42,6 +42,7 @@
 //! | `index` | nodes, tree, memtables; views and cursors |
 //! | `superblock`, `segment_table` | geometry; segments and their live bytes |
 //! | `block_cache`, `cached_disk`, `segment_reader` | verified and cached reads |
+//! | `bit_repair`, `frame_scan` | flipped bits changed back; frames found without the index |
 //! | `required_io` | I/O that a step under the lock leaves to its caller |
 //! | `log`, `checkpoint_record` | streams, the open commit, submission to the disk |
 //! | `levels` | memtables over sorted runs over the tree; flush, compaction, merge |
@@ -107,6 +108,7 @@
 )]
 
 mod backlog;
+mod bit_repair;
 mod block_cache;
 mod cached_disk;
 pub mod check;
@@ -119,6 +121,7 @@ mod disk;
 mod entry;
 mod error;
 mod frame;
+mod frame_scan;
 mod group;
 mod index;
 pub mod kv;
@@ -146,5 +149,5 @@ pub use error::{Error, RefusedGroup, Result};
 pub use group::{Group, LifetimeHint, NewObject, ObjectId, Ticket};
 pub use kv::count::KvCount;
 pub use options::{CreateOptions, LayoutKind, OpenOptions, Profile};
-pub use salvage::SalvageReport;
+pub use salvage::{SalvageOptions, SalvageReport};
 pub use store::{Snapshot, Store, StoreInfo};

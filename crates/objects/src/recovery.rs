@@ -41,7 +41,11 @@ use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
 /// Creates an empty state over a disk, to be filled in.
-fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> Result<Core> {
+pub(crate) fn empty_core(
+    disk: Arc<dyn Disk>,
+    superblock: Superblock,
+    cache_bytes: u64,
+) -> Result<Core> {
     let geometry = superblock.geometry;
     let profile = superblock.profile;
     let summer = superblock.checksummer();
@@ -106,8 +110,10 @@ pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
 #[derive(Clone, Debug)]
 pub(crate) struct OpenDamage {
     pub error: Error,
-    /// True if readers cannot know what is missing.
+    /// True if readers cannot know what is missing: commits of the log.
     pub is_needed: bool,
+    /// True if it is the table of segments.
+    pub is_table: bool,
 }
 
 /// Opens a store as far as it is readable. Writes nothing if it is opened read-only or damaged.
@@ -121,15 +127,7 @@ pub(crate) fn open_degraded(
     if newest < 2 {
         log::warn!("only {newest} of four superblocks is the newest");
     }
-    let mut core = empty_core(disk, superblock, options.cache_bytes)?;
-    let blob = read_checkpoint_record(&core)?;
-    load_checkpoint(&mut core, &blob, lost)?;
-    match replay(&mut core, &blob) {
-        Ok(()) => {}
-        Err(error @ Error::Corrupt { .. }) => lost.push(OpenDamage { error, is_needed: true }),
-        Err(error) => return Err(error),
-    }
-    core.levels.publish_view();
+    let mut core = load_from_superblock(disk, superblock, options.cache_bytes, lost)?;
     if options.read_only || !lost.is_empty() {
         core.stopped = Some(Error::Misuse("the store is open for reading only"));
         return Ok(core);
@@ -148,6 +146,28 @@ pub(crate) fn open_degraded(
     core.checkpoints.superblock.log_incarnation = core.checkpoints.superblock.incarnation;
     core.log.incarnation = core.checkpoints.superblock.incarnation;
     core.write_replayed_image()?;
+    Ok(core)
+}
+
+/// Loads the checkpoint of a superblock and replays the log, as far as they are readable. Writes
+/// nothing.
+pub(crate) fn load_from_superblock(
+    disk: Arc<dyn Disk>,
+    superblock: Superblock,
+    cache_bytes: u64,
+    lost: &mut Vec<OpenDamage>,
+) -> Result<Core> {
+    let mut core = empty_core(disk, superblock, cache_bytes)?;
+    let blob = read_checkpoint_record(&core)?;
+    load_checkpoint(&mut core, &blob, lost)?;
+    match replay(&mut core, &blob) {
+        Ok(()) => {}
+        Err(error @ Error::Corrupt { .. }) => {
+            lost.push(OpenDamage { error, is_needed: true, is_table: false });
+        }
+        Err(error) => return Err(error),
+    }
+    core.levels.publish_view();
     Ok(core)
 }
 
@@ -185,7 +205,7 @@ fn read_memtable_image(
                 pairs.truncate(before);
                 let behind = pairs.last().map(|(key, _)| key.clone()).unwrap_or_default();
                 lost.push(UnreadableRange { after: behind, before: None, at: chunk.at });
-                losses.push(OpenDamage { error, is_needed: false });
+                losses.push(OpenDamage { error, is_needed: false, is_table: false });
             }
         }
     }
@@ -214,7 +234,7 @@ fn load_checkpoint(
     match read_segment_table(core, blob) {
         Ok(table) => core.log.segments = table,
         // Readers do without.
-        Err(error) => lost.push(OpenDamage { error, is_needed: false }),
+        Err(error) => lost.push(OpenDamage { error, is_needed: false, is_table: true }),
     }
     // The segment table was encoded before its own chunks were stored.
     let copies =

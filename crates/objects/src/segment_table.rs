@@ -310,7 +310,10 @@ impl SegmentTable {
                 };
             });
         }
-        Ok(table)
+        match reader.is_done() {
+            true => Ok(table),
+            false => Err(reader.corrupt("a table of other segments")),
+        }
     }
 }
 

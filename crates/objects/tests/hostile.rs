@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use draconis_device::Random;
+use draconis_objects::Error;
 use draconis_objects::test_hooks::{InjectedFault, TestSettings};
 use draconis_testkit::torture::{self};
 
@@ -21,7 +22,11 @@ fn peak_bytes() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-fn run_corrupt_images(without: Option<InjectedFault>, rounds: u64) -> (u64, u64) {
+fn run_corrupt_images(
+    without: Option<InjectedFault>,
+    rounds: u64,
+    exercise: fn(Vec<u8>) -> Result<u64, Error>,
+) -> (u64, u64) {
     let (first, mut opened, mut refused) = (env_number("SEED", 0), 0, 0);
     let mut bases = vec![];
     for seed in 0..16 {
@@ -35,7 +40,7 @@ fn run_corrupt_images(without: Option<InjectedFault>, rounds: u64) -> (u64, u64)
         let mut image = bases[(seed % 16) as usize].clone();
         torture::corrupt_image(&mut image, &mut Random::new(seed));
         let began = Instant::now();
-        let outcome = std::panic::catch_unwind(|| torture::exercise_image(image));
+        let outcome = std::panic::catch_unwind(|| exercise(image));
         assert!(began.elapsed() < HANG_TIMEOUT, "SEED={seed} RUNS=1: took {:?}", began.elapsed());
         match outcome.unwrap_or_else(|_| panic!("SEED={seed} RUNS=1 {without:?}: panicked")) {
             Ok(_) => opened += 1,
@@ -52,14 +57,24 @@ fn run_corrupt_images(without: Option<InjectedFault>, rounds: u64) -> (u64, u64)
 
 #[test]
 fn corrupt_images_do_not_panic() {
-    let (opened, refused) = run_corrupt_images(None, 1500);
+    let (opened, refused) = run_corrupt_images(None, 1500, torture::exercise_image);
     println!("{opened} opened, {refused} refused");
 }
 
 #[test]
 fn corrupt_images_with_valid_checksums_do_not_panic() {
-    let (opened, refused) = run_corrupt_images(Some(InjectedFault::Sums), 1500);
+    let (opened, refused) =
+        run_corrupt_images(Some(InjectedFault::Sums), 1500, torture::exercise_image);
     println!("{opened} opened, {refused} refused");
+}
+
+#[test]
+fn salvage_of_corrupt_images_does_not_panic() {
+    for without in [None, Some(InjectedFault::Sums)] {
+        let (salvaged, refused) = run_corrupt_images(without, 150, torture::salvage_image);
+        println!("{without:?}: {salvaged} salvaged, {refused} refused");
+        assert!(without.is_some() || refused < 10, "{refused} refused");
+    }
 }
 
 /// Fuzzer corpus with high code coverage: each input, prefixed with its length. When the on-disk

@@ -45,7 +45,9 @@ pub use damage::{DamageTally, DiskDamage, run_with_damage, run_with_failures};
 pub use disk_loss::{DiskFactory, run_until_disk_loss};
 use draconis_objects::test_hooks::{TestSettings, set_thread_settings};
 pub use history::{Contents, History};
-pub use hostile::{base_image, corrupt_image, exercise_image, image_from_fuzz_input};
+pub use hostile::{
+    base_image, corrupt_image, exercise_image, image_from_fuzz_input, salvage_image,
+};
 pub use judge::{CheckFrequencies, Judge, Violation};
 pub use run::{RecordedRun, RunTally, record_script, run_with_power_cuts};
 pub use script::{

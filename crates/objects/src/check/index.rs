@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Checker;
 use super::report::{DamageKind, Finding, Owner, new_finding};
-use super::walk::{IndexSnapshot, WalkItem};
+use super::walk::{IndexSnapshot, WalkItem, owning_object};
 use crate::ObjectId;
 use crate::entry::{DecodedKey, ObjectRecord, PayloadRef};
 use crate::index::tree::BlockPtr;
@@ -36,10 +36,13 @@ impl Checker<'_> {
         let mut owners = Owners::default();
         map.walk(&mut |seen| match seen {
             WalkItem::Node(ptr) => self.count_node(ptr),
-            WalkItem::Broken(finding) => self.add_unreadable(finding),
-            WalkItem::Live(of, data) => {
+            WalkItem::Broken(finding, lost) => {
+                self.lost_keys.extend(lost.map(|lost| (lost.lower, lost.upper)));
+                self.add_unreadable(finding);
+            }
+            WalkItem::Live(key, data) => {
                 let at = data.at.saturating_add(u64::from(data.skip));
-                self.count_live_bytes(at, data.len, 32, of.map(Owner::Object));
+                self.count_live_bytes(at, data.len, 32, owning_object(key).map(Owner::Object));
             }
             WalkItem::Payload(name, data) => self.check_payload(&map, &mut owners, name, data),
             WalkItem::Zeros(id, at) => self.check_hole(&map, &mut owners, id, at),

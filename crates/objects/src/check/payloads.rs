@@ -7,7 +7,7 @@ use draconis_types::{Block, PrivateBuffer};
 
 use super::Checker;
 use super::report::{DamageKind, Owner};
-use super::walk::{IndexSnapshot, WalkItem};
+use super::walk::{IndexSnapshot, WalkItem, owning_object};
 use crate::codec::{slice_at, to_usize_saturating};
 use crate::entry::{DecodedKey, Key, PayloadRef, decode_key, object_key};
 use crate::superblock::round_down_to_page;
@@ -56,7 +56,8 @@ impl Checker<'_> {
             WalkItem::Node(ptr) if window.contains(&ptr.at) => {
                 spans.push(span(ptr.at, ptr.len, None))
             }
-            WalkItem::Live(of, data) if window.contains(&data.at) => {
+            WalkItem::Live(key, data) if window.contains(&data.at) => {
+                let of = owning_object(key);
                 spans.push(span(data.at.saturating_add(data.skip.into()), data.len, of));
             }
             WalkItem::Payload(name, data)

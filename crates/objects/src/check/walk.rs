@@ -17,13 +17,13 @@ use crate::{Error, ObjectId};
 const LEAF_PREFETCH_BATCH: usize = 32;
 
 /// Item that a walk yields.
-pub(super) enum WalkItem<'w> {
+pub(crate) enum WalkItem<'w> {
     /// A node that could be read.
     Node(BlockPtr),
-    /// Damage of the tree.
-    Broken(Finding),
-    /// A live payload.
-    Live(Option<ObjectId>, &'w PayloadRef),
+    /// Damage of the tree, and the node whose range of keys is lost by it.
+    Broken(Finding, Option<LostNode>),
+    /// A live payload and its key.
+    Live(&'w [u8], &'w PayloadRef),
     /// A visible payload: of an object with its offset, or of a key.
     Payload(DecodedKey<'w>, &'w PayloadRef),
     /// Zeros of an object with a parent, and their offset.
@@ -38,20 +38,27 @@ pub(super) enum WalkItem<'w> {
     Name(&'w [u8], ObjectId),
 }
 
+/// A node that cannot be used: keys from `lower` on, before `upper`.
+pub(crate) struct LostNode {
+    pub ptr: BlockPtr,
+    pub lower: Key,
+    pub upper: Option<Key>,
+}
+
 /// Tree, merged runs and log of the store under check.
-pub(super) struct IndexSnapshot {
-    pub(super) io: Arc<CachedDisk>,
+pub(crate) struct IndexSnapshot {
+    pub(crate) io: Arc<CachedDisk>,
     tree: Tree,
     /// All runs, merged.
     counted: Arc<ImmutableMemtable>,
     /// The log.
-    log: Arc<ImmutableMemtable>,
+    pub(crate) log: Arc<ImmutableMemtable>,
     /// Runs and log, merged.
     full: [Arc<ImmutableMemtable>; 1],
 }
 
 impl IndexSnapshot {
-    pub(super) fn new(core: &mut Core) -> Self {
+    pub(crate) fn new(core: &mut Core) -> Self {
         let mut counted = Arc::new(ImmutableMemtable::default());
         for newer in core.levels.run_memtables().iter().rev() {
             counted = Arc::new(ImmutableMemtable::merge(newer, &counted, &mut |_| {}));
@@ -61,19 +68,19 @@ impl IndexSnapshot {
         Self { io: core.log.io.clone(), tree: core.levels.tree.clone(), counted, log, full }
     }
 
-    pub(super) fn index(&self) -> Index<'_> {
+    pub(crate) fn index(&self) -> Index<'_> {
         Index { top: None, layers: &self.full, tree: &self.tree }
     }
 
     /// Walks over everything.
-    pub(super) fn walk(&self, see: &mut dyn FnMut(WalkItem<'_>)) {
+    pub(crate) fn walk(&self, see: &mut dyn FnMut(WalkItem<'_>)) {
         if let Some(root) = &self.tree.root {
             let mut inner_nodes = HashSet::new();
             self.walk_node(root, None, (&Key::new(), None), &mut inner_nodes, see);
         }
         for (key, entry) in self.counted.pairs.iter().chain(&self.log.pairs) {
             if let Entry::Data(data) = entry {
-                see(WalkItem::Live(owning_object(key), data));
+                see(WalkItem::Live(key, data));
             }
         }
         for (key, entry) in &self.full[0].pairs {
@@ -84,7 +91,7 @@ impl IndexSnapshot {
     }
 
     /// Returns true if no unreadable chunk may hide the key.
-    fn is_key_readable(&self, key: &[u8]) -> bool {
+    pub(super) fn is_key_readable(&self, key: &[u8]) -> bool {
         self.full[0].check(key, key).is_ok()
     }
 
@@ -98,18 +105,16 @@ impl IndexSnapshot {
         see: &mut dyn FnMut(WalkItem<'_>),
     ) {
         let Child::Disk(ptr) = *child else { return };
-        let broken =
-            |what, text: String| WalkItem::Broken(new_finding(what, text, Some(ptr.at), None));
+        let lost_node = || Some(LostNode { ptr, lower: lower.clone(), upper: upper.cloned() });
+        let broken = |what, text: String| {
+            WalkItem::Broken(new_finding(what, text, Some(ptr.at), None), lost_node())
+        };
         let node = match self.io.load(ptr) {
             Ok(node) => node,
             Err(Error::Corrupt { what, at_bytes }) => {
                 let text = format!("a node of the index cannot be used: {what}");
-                return see(WalkItem::Broken(new_finding(
-                    DamageKind::Node,
-                    text,
-                    Some(at_bytes),
-                    None,
-                )));
+                let finding = new_finding(DamageKind::Node, text, Some(at_bytes), None);
+                return see(WalkItem::Broken(finding, lost_node()));
             }
             Err(error) => {
                 let text = format!("a node of the index cannot be read: {error}");
@@ -183,7 +188,7 @@ impl IndexSnapshot {
             (Some(DecodedKey::Extent(id, at)), Entry::Data(data)) => {
                 let all = (at, at.saturating_add(u64::from(data.len)));
                 for_each_visible_range(&self.counted, id, all, &mut |from, to| {
-                    see(WalkItem::Live(Some(id), &payload_part(data, at, from, to)));
+                    see(WalkItem::Live(key, &payload_part(data, at, from, to)));
                 });
                 if !self.is_key_readable(key) {
                     return;
@@ -204,7 +209,7 @@ impl IndexSnapshot {
                 if let Entry::Data(data) = entry
                     && self.counted.get(key, hash).is_none()
                 {
-                    see(WalkItem::Live(None, data));
+                    see(WalkItem::Live(key, data));
                 }
                 if self.full[0].get(key, hash).is_none() && self.is_key_readable(key) {
                     visit_pair(key, entry, see);
@@ -222,7 +227,7 @@ fn payload_part(data: &PayloadRef, at: u64, from: u64, to: u64) -> PayloadRef {
     )
 }
 
-fn owning_object(key: &[u8]) -> Option<ObjectId> {
+pub(super) fn owning_object(key: &[u8]) -> Option<ObjectId> {
     match decode_key(key) {
         Some(DecodedKey::Extent(id, _) | DecodedKey::Object(id)) => Some(id),
         _ => None,

@@ -7,8 +7,11 @@ use draconis_device::{Disk, MemoryDisk};
 
 use super::stores::SMALL_CACHE_OPTIONS;
 use super::{Random, RecordedRun, StoreShape, TestSettings, Violation, random, record_script};
+use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::{Kv, Scan};
-use draconis_objects::{Error, Group, LifetimeHint, OpenOptions, Store};
+use draconis_objects::{
+    CreateOptions, Error, Group, LifetimeHint, OpenOptions, SalvageOptions, Store,
+};
 
 /// Most items of each kind to read; a damaged store may claim to have many.
 const MAX_ITEMS_READ: usize = 2000;
@@ -97,6 +100,32 @@ pub fn exercise_image(image: Vec<u8>) -> Result<u64, Error> {
     drop(store);
     let store = Store::open(disk, &SMALL_CACHE_OPTIONS)?;
     Ok(seen + read_everything(&store))
+}
+
+/// Salvages a disk with these bytes to one of twice the length: it may be full. Returns the number of readable items; the new store must be
+/// clean.
+///
+/// # Errors
+/// The error of the salvage, or of creating a store for it.
+///
+/// # Panics
+/// If the new store is damaged.
+pub fn salvage_image(image: Vec<u8>) -> Result<u64, Error> {
+    let old: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
+    let (len, profile) = Store::profile_for_salvage(&*old)?;
+    let new: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 2 * len as usize], 512));
+    Store::create(new.clone(), &CreateOptions { profile, id: 1 })?;
+    let store = Store::open(new.clone(), &SMALL_CACHE_OPTIONS)?;
+    store.salvage_with(
+        old,
+        &SalvageOptions { memory_bytes: 1 << 20, unsure: true },
+        &mut |_, _| (),
+    )?;
+    let seen = read_everything(&store);
+    drop(store);
+    let report = Store::check(new, &CheckOptions::default(), &mut |_, _| ())?;
+    assert!(report.is_clean(), "{report:?}");
+    Ok(seen)
 }
 
 fn read_everything(store: &Arc<Store>) -> u64 {
