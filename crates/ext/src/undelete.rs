@@ -35,7 +35,7 @@ use crate::map::BlockLocation;
 use crate::options::OpenOptions;
 use crate::reader::VolumeReader;
 use crate::units::saturating_usize;
-use crate::{Error, InodeNumber, Result, Run};
+use crate::{Error, InodeNumber, Result, Run, SharedBytes};
 use certainty::BlockVerdicts;
 use contents::{FileMap, Past, WalkBudget};
 use history::History;
@@ -274,6 +274,18 @@ impl DeletedFiles {
             into.get_mut(from..to).unwrap_or_default().fill(0);
         }
         Ok(len)
+    }
+
+    /// Reads up to `len` bytes as [`DeletedFiles::read`] does.
+    ///
+    /// # Errors
+    /// As [`DeletedFiles::read`].
+    pub fn read_chunk(&self, file: &DeletedFile, offset: u64, len: usize) -> Result<SharedBytes> {
+        let left = saturating_usize(file.of.inode.size_bytes.saturating_sub(offset));
+        let mut bytes = vec![0; len.min(left)];
+        let read = self.read(file, offset, &mut bytes)?;
+        bytes.truncate(read);
+        Ok(SharedBytes::from_owned_bytes(bytes.into_boxed_slice()))
     }
 
     /// Marks files whose first or last block holds only zeros: the device may have discarded them.
