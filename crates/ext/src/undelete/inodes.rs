@@ -89,6 +89,7 @@ pub(super) fn scan(
         limits,
         orphans: orphans(reader),
         states: InodeStates::default(),
+        closed: BTreeMap::new(),
     };
     for group in (0..reader.super_.groups).map(GroupNumber) {
         match reader.group(group) {
@@ -136,6 +137,8 @@ struct SlotScan<'a> {
     limits: &'a Limits,
     orphans: BTreeSet<u32>,
     states: InodeStates,
+    /// Last deleted file of each slot of the current block.
+    closed: BTreeMap<u32, Identity>,
 }
 
 /// Bytes of an inode table that are read at once.
@@ -192,6 +195,7 @@ impl SlotScan<'_> {
         let len = saturating_usize(self.super_.inode_bytes.into()).max(1);
         let mut living: BTreeMap<u32, Living> = BTreeMap::new();
         let history = self.history;
+        self.closed.clear();
         for copy in history.copies(block) {
             let bytes = history.read(*copy)?;
             for (number, slot) in (first_inode..).zip(bytes.chunks_exact(len)) {
@@ -258,7 +262,11 @@ impl SlotScan<'_> {
                 self.delete(number, before, rank, own_time);
             }
             // Some drivers leave the block map in the slot.
-            _ if rank == NOW && (is_orphan || own_time.is_some()) && has_contents(&inode) => {
+            _ if rank == NOW
+                && self.closed.get(&number) != Some(&identity)
+                && (is_orphan || own_time.is_some())
+                && has_contents(&inode) =>
+            {
                 let living = Living { identity, seen: (NOW, NOW), slot: slot.to_vec() };
                 self.push(
                     number,
@@ -317,6 +325,7 @@ impl SlotScan<'_> {
 
     /// Adds a file that `rank` shows deleted.
     fn delete(&mut self, number: u32, before: Living, rank: Rank, own_time: Option<u32>) {
+        self.closed.insert(number, before.identity);
         let deleted_in = Some(rank).filter(|rank| *rank != NOW);
         let time = own_time.map(seconds).or(deleted_in.and_then(|rank| self.history.time(rank)));
         self.push(number, before, deleted_in, time, own_time.is_some(), false);
