@@ -94,6 +94,17 @@ pub const COMMAND_EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "draconis-undelete",
+        &[
+            ("List deleted files", "draconis undelete disk.img"),
+            (
+                "Copy everything that was in /home out",
+                "mkdir restored\ndraconis undelete disk.img '/home/**' restored",
+            ),
+            ("Copy one inode out", "draconis undelete disk.img inode:12 letter.txt"),
+        ],
+    ),
+    (
         "draconis-ls",
         &[
             ("List the root directory", "draconis ls -l disk.img"),

@@ -293,6 +293,9 @@ impl DeletedFiles {
         let block_bytes = self.reader.super_.block_bytes;
         for nth in 0..self.files.len() {
             let Some(file) = self.files.get(nth) else { continue };
+            if file.attributes.kind == FileType::Directory {
+                continue;
+            }
             let ends = [file.runs.first(), file.runs.last()];
             let is_zeros = ends.into_iter().flatten().any(|run| {
                 let BlockLocation::Mapped(first) = run.location else { return false };
