@@ -37,7 +37,7 @@ use crate::reader::VolumeReader;
 use crate::units::saturating_usize;
 use crate::{Error, InodeNumber, Result, Run, SharedBytes};
 use certainty::BlockVerdicts;
-use contents::{FileMap, Past, WalkBudget};
+use contents::{FileMap, HistoricReader, WalkBudget};
 use history::History;
 use inodes::DeletedInode;
 
@@ -169,7 +169,7 @@ impl DeletedFiles {
         );
         let inodes::InodeStates { deleted, is_cut_short, directories, last_write, last_change } =
             states;
-        let past = Past { reader: &reader, history: &history };
+        let past = HistoricReader { reader: &reader, history: &history };
         let mut budget = WalkBudget::new(&reader, &limits);
         let mut found = vec![];
         for file in deleted {
@@ -221,7 +221,7 @@ impl DeletedFiles {
     /// # Errors
     /// [`Error::Corrupt`] if they are not there any more; [`Error::Io`].
     pub fn xattrs(&self, file: &DeletedFile) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        Past { reader: &self.reader, history: &self.history }.xattrs(&file.of)
+        HistoricReader { reader: &self.reader, history: &self.history }.xattrs(&file.of)
     }
 
     /// Reads a file into `into`; returns the number of bytes, fewer only at its end. Overwritten

@@ -50,12 +50,12 @@ impl WalkBudget {
 
 /// Access to states of blocks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Past<'a> {
+pub(super) struct HistoricReader<'a> {
     pub(super) reader: &'a VolumeReader,
     pub(super) history: &'a History,
 }
 
-impl Past<'_> {
+impl HistoricReader<'_> {
     /// Returns the block map of a deleted inode; an empty one if it has none.
     ///
     /// # Errors

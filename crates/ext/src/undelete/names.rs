@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use draconis_types::FileType;
 
 use super::Limits;
-use super::contents::{FileMap, Past, inline_data};
+use super::contents::{FileMap, HistoricReader, inline_data};
 use super::history::{NOW, Rank};
 use super::inodes::{DeletedInode, InodeStates};
 use crate::blocks::role::Role;
@@ -67,7 +67,7 @@ pub(super) struct FoundPath {
 /// # Errors
 /// Errors of the device in the journal.
 pub(super) fn find(
-    past: Past<'_>,
+    past: HistoricReader<'_>,
     states: &InodeStates,
     files: &[(DeletedInode, FileMap)],
     limits: &Limits,
@@ -91,7 +91,7 @@ struct BlockOwner {
 }
 
 struct NameSearch<'a> {
-    past: Past<'a>,
+    past: HistoricReader<'a>,
     wanted: BTreeSet<u32>,
     names: Names,
 }
