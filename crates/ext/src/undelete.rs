@@ -183,7 +183,7 @@ impl DeletedFiles {
         let paths = names.paths(&found);
         let mut files: Vec<DeletedFile> = vec![];
         for (((of, map), verdict), path) in found.into_iter().zip(verdicts).zip(paths) {
-            let inline = past.inline(&of);
+            let inline = past.inline(&of, &map);
             let file = DeletedFile {
                 path: path.path,
                 is_path_known: path.is_known,
@@ -366,12 +366,15 @@ impl DeletedFile {
         };
         let in_bytes =
             |ranges: Vec<Range<u64>>| clip(ranges.into_iter().map(bytes).collect(), size);
-        self.overwritten = in_bytes(verdict.overwritten);
-        self.unsure = in_bytes(verdict.unsure);
+        if self.inline.is_some() {
+            return self;
+        }
         self.runs = map.runs;
         if self.attributes.kind == FileType::Directory {
             return self;
         }
+        self.overwritten = in_bytes(verdict.overwritten);
+        self.unsure = in_bytes(verdict.unsure);
         let lost_inside = self.of.inode.is_inline() && self.inline.is_none();
         (self.state, self.reason) = if verdict.has_doubtful_map {
             self.unsure = clip(std::iter::once(0..size).collect(), size);

@@ -56,6 +56,26 @@ impl BlockVerdicts {
         }
     }
 
+    /// Adds the blocks of contents that went through the journal (`data=journal`): the file's own
+    /// place may never have got them.
+    fn add_journaled(
+        &mut self,
+        reader: &VolumeReader,
+        history: &History,
+        claim: &Claim,
+        file: &DeletedInode,
+    ) {
+        let Some(from) = claim.from else { return };
+        let (start, _) = group_bounds(&reader.super_, claim.group);
+        let first = start.saturating_add(claim.at.into());
+        for block in history.blocks_in(first..first.saturating_add(claim.blocks.into())) {
+            let (copy, _) = history.newest_until(block, file.last_seen());
+            if copy.is_some_and(|copy| copy.rank >= file.seen.0) {
+                self.add(from.saturating_add(block.saturating_sub(first)), Certainty::Unsure);
+            }
+        }
+    }
+
     fn sort(&mut self) {
         for ranges in [&mut self.overwritten, &mut self.unsure] {
             ranges.sort_by_key(|range| range.start);
@@ -109,6 +129,7 @@ pub(super) fn evaluate(
                 continue;
             };
             let proof = Proof::of(file, history, last_write);
+            verdict.add_journaled(reader, history, claim, file);
             for nth in 0..claim.blocks {
                 let at = claim.at.saturating_add(nth);
                 let found = usage.verdict(at, file, proof, &owners);

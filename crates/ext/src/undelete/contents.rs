@@ -17,8 +17,11 @@ use super::inodes::{DeletedInode, lost};
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::format::acl;
+use crate::format::features::Incompatible;
 use crate::format::inline::InlineData;
+use crate::format::inode::Inode;
 use crate::format::xattr::XattrList;
+use crate::map::pointers::max_mapped_blocks;
 use crate::map::{self, BlockLocation, BlockMap, MapNode, MapSource, MapVisitor, Run};
 use crate::reader::VolumeReader;
 use crate::units::saturating_u32;
@@ -62,7 +65,8 @@ impl HistoricReader<'_> {
     /// Errors of the device.
     pub(super) fn map(&self, of: &DeletedInode, budget: &mut WalkBudget) -> Result<FileMap> {
         let (inode, super_) = (&of.inode, &self.reader.super_);
-        let mut walk = MapWalk { map: FileMap::default(), visited: HashSet::new(), budget };
+        let map = FileMap::default();
+        let mut walk = MapWalk { map, visited: HashSet::new(), budget, end: 0, blocks: 0 };
         if !inode.has_map(super_) {
             return Ok(walk.map);
         }
@@ -81,12 +85,30 @@ impl HistoricReader<'_> {
         };
         let blocks = u64::from(super_.first_data_block).saturating_add(1)..super_.blocks;
         let source = MapSource { block_bytes: super_.block_bytes, blocks, read: &read };
-        let end = inode.size_bytes.div_ceil(u64::from(super_.block_bytes).max(1)).min(1 << 32);
-        map.walk(&source, 0..end, &mut walk)?;
+        // Also what is allocated beyond the end: all of it must add up.
+        let reach = match inode.has_extents() {
+            true => 1 << 32,
+            false => max_mapped_blocks(super_.block_bytes).min(1 << 32),
+        };
+        walk.end = inode.size_bytes.div_ceil(u64::from(super_.block_bytes).max(1));
+        map.walk(&source, 0..reach, &mut walk)?;
+        walk.map.is_cut_short |= !self.has_right_count(inode, walk.blocks);
         let mut map = walk.map;
         map.dependencies = dependencies.into_inner();
         map.runs.shrink_to_fit();
         Ok(map)
+    }
+
+    /// Returns true if an inode counts so many blocks of its map and contents, as far as that is
+    /// comparable. Another number says that parts of the map are of another time.
+    fn has_right_count(&self, inode: &Inode, blocks: u64) -> bool {
+        let super_ = &self.reader.super_;
+        if super_.cluster_blocks > 1 || super_.incompatible.contains(Incompatible::EA_INODE) {
+            return true;
+        }
+        let blocks = blocks.saturating_add(u64::from(inode.xattr_block.is_some()));
+        let sectors = blocks.saturating_mul(u64::from(super_.block_bytes / 512));
+        inode.attributes(super_).blocks_512 == sectors
     }
 
     /// Returns a metadata block as it was when the inode was last seen, and whether it is certain
@@ -106,25 +128,28 @@ impl HistoricReader<'_> {
                 Err(other) => return Err(other),
             },
         };
+        if copy.is_none() && has_newer {
+            return Ok((None, false));
+        }
         let has_checksum = self.reader.store.checksums.is_some()
             && matches!(role, Role::ExtentNode(_) | Role::Directory(_) | Role::XattrBlock);
         if has_checksum {
             let is_sound = self.reader.store.verify_checksum(block, role, &bytes).is_ok();
             return Ok((is_sound.then_some(bytes), true));
         }
-        match (copy, has_newer) {
-            (Some(_), _) => Ok((Some(bytes), true)),
-            (None, true) => Ok((None, false)),
-            (None, false) => Ok((Some(bytes), of.is_orphan)),
-        }
+        let is_copy = copy.is_some() && of.last_seen() != NOW;
+        Ok((Some(bytes), is_copy || of.is_orphan))
     }
 
     /// Returns the contents of an inode that are inside it: of an inline file, a device (none) or a
     /// fast symbolic link.
-    pub(super) fn inline(&self, of: &DeletedInode) -> Option<Vec<u8>> {
+    pub(super) fn inline(&self, of: &DeletedInode, map: &FileMap) -> Option<Vec<u8>> {
         let inode = &of.inode;
         if let Some(target) = inode.fast_symlink_target(&self.reader.super_) {
             return Some(target);
+        }
+        if inode.kind == FileType::Symlink {
+            return self.journaled_target(of, map);
         }
         if !inode.is_inline() || inode.kind != FileType::File {
             return None;
@@ -138,6 +163,15 @@ impl HistoricReader<'_> {
         let mut bytes = vec![0; len];
         inline.read(0, &mut bytes);
         Some(bytes)
+    }
+
+    /// Returns the target of a symbolic link whose block is in the journal, as newer drivers write it.
+    fn journaled_target(&self, of: &DeletedInode, map: &FileMap) -> Option<Vec<u8>> {
+        let BlockLocation::Mapped(block) = map.runs.first()?.location else { return None };
+        let (copy, _) = self.history.newest_until(block.0, of.last_seen());
+        let bytes = self.history.read(copy.filter(|copy| copy.rank >= of.seen.0)?).ok()?;
+        let len = usize::try_from(of.inode.size_bytes).ok()?;
+        bytes.get(..len).map(<[u8]>::to_vec)
     }
 
     /// Returns the extended attributes of a deleted inode.
@@ -182,11 +216,20 @@ struct MapWalk<'a> {
     map: FileMap,
     visited: HashSet<u64>,
     budget: &'a mut WalkBudget,
+    /// Blocks of the file.
+    end: u64,
+    /// Blocks of the map and of what it maps.
+    blocks: u64,
 }
 
 impl MapVisitor for MapWalk<'_> {
     fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         if place == BlockLocation::Hole {
+            return ControlFlow::Continue(());
+        }
+        self.blocks = self.blocks.saturating_add(blocks);
+        let blocks = blocks.min(self.end.saturating_sub(at));
+        if blocks == 0 {
             return ControlFlow::Continue(());
         }
         let Some(left) = self.budget.runs.checked_sub(1) else {
@@ -201,6 +244,7 @@ impl MapVisitor for MapWalk<'_> {
 
     fn visit_node(&mut self, node: MapNode) -> bool {
         let goes_on = self.budget.nodes > 0 && self.visited.insert(node.block.0);
+        self.blocks = self.blocks.saturating_add(1);
         self.budget.nodes = self.budget.nodes.saturating_sub(1);
         self.map.is_cut_short |= !goes_on;
         goes_on
