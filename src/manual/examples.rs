@@ -98,10 +98,10 @@ pub const COMMAND_EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             ("List deleted files", "draconis undelete disk.img"),
             (
-                "Copy everything that was in /home out",
-                "mkdir restored\ndraconis undelete disk.img '/home/**' restored",
+                "Copy a file out that was deleted a moment ago",
+                "draconis mount --create 64M new.img mnt\necho lost > mnt/letter\nsync -f mnt\nrm mnt/letter\n\
+                 draconis umount mnt\ndraconis undelete new.img letter restored.txt",
             ),
-            ("Copy one inode out", "draconis undelete disk.img inode:12 letter.txt"),
         ],
     ),
     (
