@@ -151,6 +151,42 @@ fn files_deleted_by_the_kernel_come_back() {
     }
 }
 
+/// Deletes a tree that the kernel wrote, mounted with `options`; `then` runs before the last unmount.
+fn deleted_by_the_kernel(files: &Files, options: &str, then: impl FnOnce(&Path)) -> Option<Image> {
+    let image = Image::make(None, "64M", &["-t", "ext4", "-b", "4096"])?;
+    let mount = image.mount_with(options)?;
+    write_tree(mount.path(), files);
+    drop(mount);
+    let mount = image.mount_with(options)?;
+    std::fs::remove_dir_all(mount.path().join("top")).unwrap();
+    then(mount.path());
+    drop(mount);
+    Some(image)
+}
+
+#[test]
+fn contents_from_a_data_journal_are_unsure() {
+    let files: Files = planned_files().into_iter().filter(|(_, it)| it.len() < 9000).collect();
+    let Some(image) = deleted_by_the_kernel(&files, "loop,data=journal", |_| {}) else { return };
+    let restored = compare(&scan(&image), &files);
+    assert_eq!(restored.whole, 0, "{restored:?}");
+}
+
+#[test]
+fn discarded_contents_are_unsure() {
+    let files = planned_files();
+    let trim = |at: &Path| {
+        std::fs::File::open(at).and_then(|dir| dir.sync_all()).unwrap();
+        run_tool("fstrim", &[at.to_str().unwrap()]);
+    };
+    let Some(image) = deleted_by_the_kernel(&files, "loop", trim) else { return };
+    let found = scan(&image);
+    let restored = compare(&found, &files);
+    assert_eq!((found.files().len() > files.len(), restored.right), (true, 0), "{restored:?}");
+    let all = found.files().iter().filter(|file| file.attributes.kind == FileType::File);
+    assert!(all.into_iter().all(|file| file.state == FileState::Unsure));
+}
+
 /// Deletes with this library: the log still has what was written in the same session.
 fn deleted_by_us(arguments: &[&str], files: &Files) -> Option<Image> {
     let image = Image::make(None, "24M", arguments)?;
