@@ -47,6 +47,9 @@ pub struct ExtractionItem<'a> {
     pub is_implied: bool,
 }
 
+/// Names and values of extended attributes.
+pub type XattrPairs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Source of an extraction. A directory precedes what is in it.
 pub trait ExtractionSource {
     /// Returns the number of items.
@@ -56,7 +59,7 @@ pub trait ExtractionSource {
     /// Returns the target of a symbolic link.
     fn read_link(&self, at: usize) -> Result<Vec<u8>, Errno>;
     /// Returns the extended attributes of an item.
-    fn xattrs(&self, at: usize) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Errno>;
+    fn xattrs(&self, at: usize) -> Result<XattrPairs, Errno>;
 }
 
 /// Returns the directory to create in, and the name of the top there. As with `cp`, copies into

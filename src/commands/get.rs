@@ -13,7 +13,7 @@ use draconis_types::FileType;
 use rustix::io::Errno;
 
 use crate::extract::{
-    ExtractionDest, ExtractionItem, ExtractionSource, TreeExtraction, split_destination,
+    ExtractionDest, ExtractionItem, ExtractionSource, TreeExtraction, XattrPairs, split_destination,
 };
 use crate::image::{self, VolumeArgs, resolve_target};
 use crate::progress::{ByteProgress, ProgressMode};
@@ -106,7 +106,7 @@ impl ExtractionSource for VolumeSource<'_> {
         self.volume.read_link_of(self.walk.items[at].inode()).map_err(|_| Errno::UCLEAN)
     }
 
-    fn xattrs(&self, at: usize) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Errno> {
+    fn xattrs(&self, at: usize) -> Result<XattrPairs, Errno> {
         let number = self.walk.items[at].inode().number;
         let names = self.volume.xattr_names(number).map_err(|_| Errno::UCLEAN)?;
         let read = |name: Vec<u8>| {

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::extract::{
-    ExtractionDest, ExtractionItem, ExtractionSource, TreeExtraction, split_destination,
+    ExtractionDest, ExtractionItem, ExtractionSource, TreeExtraction, XattrPairs, split_destination,
 };
 use crate::image::{self, VolumeArgs};
 use crate::progress::{ByteProgress, ProgressMode};
@@ -504,7 +504,7 @@ impl ExtractionSource for RestorePlan<'_> {
         file.link_target(self.found).map_err(|_| Errno::UCLEAN)
     }
 
-    fn xattrs(&self, at: usize) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Errno> {
+    fn xattrs(&self, at: usize) -> Result<XattrPairs, Errno> {
         let Some(file) = self.items[at].file else { return Ok(vec![]) };
         self.found.xattrs(file).map_err(|_| Errno::UCLEAN)
     }
