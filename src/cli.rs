@@ -9,7 +9,7 @@ use crate::commands::{
     cat, check, chmod, chown, complete_path, completions, cp, disk_process, export, format, get,
     grow, info, keeper, kv, lab, ln, ls, manpages, mkdir, mount, mv, put, repair, rm, serve,
     set_label, shrink, stat, status, store, store_keeper, store_process, tar, touch, tree,
-    truncate, tune, umount, untar, upgrade, worker,
+    truncate, tune, umount, undelete, untar, upgrade, worker,
 };
 
 /// Version and build.
@@ -57,6 +57,7 @@ pub enum Command {
     Tree(tree::Arguments),
     Get(get::Arguments),
     Tar(tar::Arguments),
+    Undelete(undelete::Arguments),
     #[command(visible_alias = "mkfs")]
     Format(Box<format::Arguments>),
     Put(put::Arguments),
@@ -112,6 +113,7 @@ impl Command {
             Self::Tree(arguments) => tree::run(&arguments),
             Self::Get(arguments) => get::run(&arguments),
             Self::Tar(arguments) => tar::run(&arguments),
+            Self::Undelete(arguments) => undelete::run(&arguments),
             Self::Format(arguments) => format::run(&arguments),
             Self::Put(arguments) => put::run(&arguments),
             Self::Untar(arguments) => untar::run(&arguments),
@@ -152,9 +154,7 @@ pub fn suggest_command(name: &str) -> Option<&'static str> {
         "mke2fs" | "mkfs.ext2" | "mkfs.ext3" | "mkfs.ext4" | "create" => {
             "draconis format [-t TYPE] IMAGE SIZE makes a volume"
         }
-        "lsdel" | "undelete" | "undel" => {
-            "deleted files are not listed; debugfs -R lsdel IMAGE lists those of ext2"
-        }
+        "lsdel" | "undel" => "draconis undelete IMAGE lists deleted files and copies them out",
         "resize" | "resize2fs" => "draconis grow IMAGE and draconis shrink IMAGE change the size",
         "tune2fs" => "draconis tune IMAGE changes settings",
         "dumpe2fs" => "draconis info IMAGE shows the superblock",

@@ -39,6 +39,7 @@ pub mod tree;
 pub mod truncate;
 pub mod tune;
 pub mod umount;
+pub mod undelete;
 pub mod untar;
 pub mod upgrade;
 pub mod worker;

@@ -8,6 +8,7 @@ mod bucket;
 mod cli;
 mod commands;
 mod edit;
+mod extract;
 mod fuse_mounter;
 mod image;
 mod import_tree;

@@ -130,7 +130,8 @@ fn run_page_commands(draconis: &Draconis, page: &Path) -> usize {
     let mounts = commands.iter().any(|(typed, _)| typed.contains("draconis mount"));
     let can_mount = !mounts || has_fuse("the pages of the book that mount");
     for (typed, shown) in &commands {
-        if !can_mount && (typed.contains("mount ") || typed.contains("mnt/")) {
+        let needs_mount = ["mount ", "mnt/", "draconis undelete", "restored/"];
+        if !can_mount && needs_mount.iter().any(|word| typed.contains(word)) {
             continue;
         }
         if typed.contains("draconis lab") && !has_lab {

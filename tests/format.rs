@@ -623,7 +623,7 @@ fn mke2fs_option_letters_have_same_meaning() {
 #[test]
 fn other_tools_command_names_are_suggested() {
     let draconis = Draconis::new();
-    for (word, command) in [("fsck", "check"), ("lsdel", "debugfs"), ("mke2fs", "format")] {
+    for (word, command) in [("fsck", "check"), ("lsdel", "undelete"), ("mke2fs", "format")] {
         let told = draconis.run([word, "image"]);
         let said = String::from_utf8(told.stderr).unwrap();
         assert!(told.status.code() == Some(2) && said.contains(command), "{said}");

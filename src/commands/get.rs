@@ -1,41 +1,24 @@
 //! `draconis get`: copies a file or a tree from a volume into a host directory.
-//!
-//! Law 1: nothing is created outside the destination, whatever names or links the volume holds.
-//! Every path is opened beneath it without following symbolic links, and Landlock restricts the
-//! process to that directory.
-//! Law 2: what needs privileges to restore (owners, devices) is skipped, as with `cp`; any other
-//! failure to restore is reported and sets the exit status.
-//! Law 3: a file that is a source, mounted or attached to a loop device is never replaced.
 
-use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::rc::Rc;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use draconis_access::destination::ReadSources;
-use draconis_access::walk::{
-    ChunkReceiver, FileChunk, TreeItem, TreeListing, chunk_queue, read_ahead,
-};
+use draconis_access::walk::{TreeListing, chunk_queue, read_ahead};
 use draconis_ext::{Follow, Volume};
 use draconis_service::sandbox::open_beneath;
-use draconis_types::{Attributes, FileType, Time};
-use rustix::fs::{
-    AtFlags, FileType as HostFileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,
-    XattrFlags,
-};
+use draconis_types::FileType;
 use rustix::io::Errno;
 
-use crate::edit::with_context;
+use crate::extract::{
+    ExtractionDest, ExtractionItem, ExtractionSource, TreeExtraction, XattrPairs, split_destination,
+};
 use crate::image::{self, VolumeArgs, resolve_target};
 use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
 use crate::target::ImagePath;
-use crate::text::escape_control_chars;
 
 /// Copy files from a volume to the host.
 #[derive(Debug, Args)]
@@ -56,22 +39,15 @@ pub struct Arguments {
     dest: PathBuf,
 }
 
-/// Maximum number of directories kept open.
-const MAX_OPEN_DIRS: usize = 256;
-
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.dest == Path::new("-") {
         return write_to_stdout(arguments);
     }
-    let (parent, name) = split_destination(arguments)?;
+    let (parent, name) = split_destination(&arguments.dest, arguments.target.file_name())?;
     // A confined process cannot see loop devices.
     let sources = image::sources_to_protect(&arguments.target.image, &arguments.place);
     let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
-    let root = rustix::fs::open(&parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .with_context(|| parent.display().to_string())?;
-    sources.refuse_source_as_destination(&parent.join(OsStr::from_bytes(&name)))?;
-    let is_root = rustix::process::geteuid().is_root();
-    rustix::process::umask(Mode::empty());
+    let dest = ExtractionDest::open(parent, name, sources)?;
     let tree = image::open(&arguments.target.image, &arguments.place, Some(beneath.as_fd()))?;
     let volume = tree.volume();
     let follow = if arguments.recursive { Follow::No } else { Follow::Yes };
@@ -86,20 +62,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (send, pieces) = chunk_queue();
         let (walk, plan) = (&walk, &plan);
         scope.spawn(move || read_ahead(volume, walk, plan, send));
-        let mut copy = TreeExtraction {
-            volume,
-            walk,
-            root,
-            parent,
-            name,
-            sources,
-            is_root,
-            dirs: HashMap::new(),
-            pieces,
-            progress: ByteProgress::new(arguments.progress, walk.bytes),
-            failed: false,
-            is_full: false,
-        };
+        let source = VolumeSource { volume, walk };
+        let progress = ByteProgress::new(arguments.progress, walk.bytes);
+        let mut copy = TreeExtraction::new(&source, dest, pieces, progress);
         copy.copy_all(plan);
         copy.failed
     });
@@ -120,333 +85,34 @@ fn write_to_stdout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the directory to create in, and the name of the top there. As with `cp`, copies into
-/// DEST if it is a directory, else as DEST. The root directory has no name and becomes
-/// DEST.
-fn split_destination(arguments: &Arguments) -> anyhow::Result<(PathBuf, Vec<u8>)> {
-    let dest = &arguments.dest;
-    let own = arguments.target.file_name();
-    if dest.is_dir() {
-        return Ok((dest.clone(), own.to_vec()));
-    }
-    let name = dest.file_name().with_context(|| format!("{}: not a name", dest.display()))?;
-    let parent = match dest.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
-        _ => Path::new(".").to_path_buf(),
-    };
-    if !parent.is_dir() {
-        bail!("{}: no such directory", parent.display());
-    }
-    Ok((parent, name.as_bytes().to_vec()))
-}
-
-struct TreeExtraction<'a> {
+/// A listed tree of a volume.
+struct VolumeSource<'a> {
     volume: &'a Volume,
     walk: &'a TreeListing,
-    root: OwnedFd,
-    /// Path of `root`, for messages.
-    parent: PathBuf,
-    /// Name of the top beneath `root`; empty if it is `root` itself.
-    name: Vec<u8>,
-    sources: ReadSources,
-    is_root: bool,
-    dirs: HashMap<Vec<u8>, Rc<OwnedFd>>,
-    pieces: ChunkReceiver,
-    progress: ByteProgress,
-    failed: bool,
-    /// True once the destination is full, which ends the extraction.
-    is_full: bool,
 }
 
-/// An open directory beneath the destination, and a name in it.
-struct DestPath {
-    dir: Rc<OwnedFd>,
-    name: Vec<u8>,
-}
-
-/// Reason why a file was not created.
-enum CreateError {
-    System(Errno),
-    /// An existing file with this name must not be replaced.
-    Refused(anyhow::Error),
-}
-
-impl From<Errno> for CreateError {
-    fn from(errno: Errno) -> Self {
-        Self::System(errno)
-    }
-}
-
-impl TreeExtraction<'_> {
-    fn copy_all(&mut self, plan: &[usize]) {
-        for &at in plan {
-            if self.is_full {
-                break;
-            }
-            let item = &self.walk.items[at];
-            let has_pieces = item.attributes.kind == FileType::File && item.link_to.is_none();
-            if let Err(failure) = self.extract_item(item) {
-                match failure {
-                    CreateError::System(errno) => {
-                        self.report_error(item, "cannot be created", errno)
-                    }
-                    CreateError::Refused(error) => {
-                        self.failed = true;
-                        report::print_error(&error);
-                    }
-                }
-                if has_pieces {
-                    while let Some(FileChunk::Data(..)) = self.pieces.next() {}
-                }
-            }
-        }
-        // Sets modes and times of directories last, deepest first: a read-only directory cannot be
-        // filled, and filling a directory changes its time.
-        for &at in plan.iter().rev() {
-            let item = &self.walk.items[at];
-            if item.attributes.kind == FileType::Directory
-                && let Err(errno) = self.set_dir_attributes(item)
-                // Directories that were not reached do not exist.
-                && !self.is_full
-            {
-                self.report_error(item, "attributes cannot be set", errno);
-            }
-        }
+impl ExtractionSource for VolumeSource<'_> {
+    fn count(&self) -> usize {
+        self.walk.items.len()
     }
 
-    fn report_error(&mut self, item: &TreeItem, what: &str, errno: Errno) {
-        self.failed = true;
-        self.is_full |= matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::ROFS);
-        let path = self.display_path(item);
-        let is_last = !self.is_full || self.walk.items.len() == 1;
-        let rest = if is_last { "" } else { "; stopped, what follows is not copied" };
-        report::print_error(&anyhow::Error::from(errno).context(format!("{path}: {what}{rest}")));
+    fn item(&self, at: usize) -> ExtractionItem<'_> {
+        let item = &self.walk.items[at];
+        let (path, attributes, link_to) = (&item.path[..], &item.attributes, item.link_to);
+        ExtractionItem { at, path, attributes, link_to, is_implied: false }
     }
 
-    /// Returns the path of an item for messages.
-    fn display_path(&self, item: &TreeItem) -> String {
-        let path = self.host_path(item);
-        let path = escape_control_chars(path.strip_suffix(b"/").unwrap_or(&path));
-        self.parent.join(path).display().to_string()
+    fn read_link(&self, at: usize) -> Result<Vec<u8>, Errno> {
+        self.volume.read_link_of(self.walk.items[at].inode()).map_err(|_| Errno::UCLEAN)
     }
 
-    fn host_path(&self, item: &TreeItem) -> Vec<u8> {
-        crate::target::join_path(&self.name, &item.path)
-    }
-
-    fn dest_path(&mut self, item: &TreeItem) -> Result<DestPath, Errno> {
-        let path = self.host_path(item);
-        let path = path.strip_suffix(b"/").unwrap_or(&path);
-        let cut = path.iter().rposition(|&b| b == b'/');
-        let (dir, name) = cut.map_or((&b""[..], path), |cut| (&path[..cut], &path[cut + 1..]));
-        Ok(DestPath { dir: self.open_dir(dir)?, name: name.to_vec() })
-    }
-
-    fn open_dir(&mut self, path: &[u8]) -> Result<Rc<OwnedFd>, Errno> {
-        if let Some(open) = self.dirs.get(path) {
-            return Ok(open.clone());
-        }
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let resolve =
-            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let name = if path.is_empty() { b"." } else { path };
-        let open = Rc::new(rustix::fs::openat2(&self.root, name, flags, Mode::empty(), resolve)?);
-        if self.dirs.len() >= MAX_OPEN_DIRS {
-            self.dirs.clear();
-        }
-        self.dirs.insert(path.to_vec(), open.clone());
-        Ok(open)
-    }
-
-    /// Calls `create`; removes an existing file first, as `tar x` does. Keeps existing directories,
-    /// and files that are sources or in use.
-    fn create_replacing(
-        &self,
-        item: &TreeItem,
-        there: &DestPath,
-        mut create: impl FnMut() -> Result<(), Errno>,
-    ) -> Result<(), CreateError> {
-        match create() {
-            Err(Errno::EXIST) => {
-                let refused = self.sources.refuse_source_as_destination_at(
-                    &*there.dir,
-                    &there.name,
-                    &self.display_path(item),
-                );
-                refused.map_err(CreateError::Refused)?;
-                rustix::fs::unlinkat(&there.dir, &there.name[..], AtFlags::empty())?;
-                Ok(create()?)
-            }
-            created => Ok(created?),
-        }
-    }
-
-    fn extract_item(&mut self, item: &TreeItem) -> Result<(), CreateError> {
-        if item.path.is_empty() && self.name.is_empty() {
-            return Ok(());
-        }
-        let there = self.dest_path(item)?;
-        if let Some(first) = item.link_to {
-            let target = self.dest_path(&self.walk.items[first])?;
-            return self.create_replacing(item, &there, || {
-                let (from, to) = (&target.dir, &there.dir);
-                rustix::fs::linkat(from, &target.name[..], to, &there.name[..], AtFlags::empty())
-            });
-        }
-        let attributes = &item.attributes;
-        let private = Mode::from_raw_mode(0o600);
-        match attributes.kind {
-            FileType::Directory => {
-                match rustix::fs::mkdirat(&there.dir, &there.name[..], Mode::RWXU) {
-                    // An existing directory is fine, but not a symbolic link to one.
-                    Err(Errno::EXIST) => {
-                        let path = self.host_path(item);
-                        Ok(self.open_dir(&path).map(drop)?)
-                    }
-                    made => Ok(made?),
-                }
-            }
-            FileType::File => self.extract_file(item, &there),
-            FileType::Symlink => {
-                let target = self.volume.read_link_of(item.inode()).map_err(|_| Errno::UCLEAN)?;
-                self.create_replacing(item, &there, || {
-                    rustix::fs::symlinkat(&target[..], &there.dir, &there.name[..])
-                })?;
-                Ok(self.set_attributes_by_name(attributes, &there)?)
-            }
-            kind => {
-                let device = rustix::fs::makedev(attributes.device.0, attributes.device.1);
-                let file_type = match kind {
-                    FileType::CharDevice => HostFileType::CharacterDevice,
-                    FileType::BlockDevice => HostFileType::BlockDevice,
-                    FileType::Socket => HostFileType::Socket,
-                    _ => HostFileType::Fifo,
-                };
-                self.create_replacing(item, &there, || {
-                    rustix::fs::mknodat(&there.dir, &there.name[..], file_type, private, device)
-                })?;
-                Ok(self.set_attributes_by_name(attributes, &there)?)
-            }
-        }
-    }
-
-    fn extract_file(&mut self, item: &TreeItem, there: &DestPath) -> Result<(), CreateError> {
-        let flags =
-            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let private = Mode::from_raw_mode(0o600);
-        let mut made = None;
-        self.create_replacing(item, there, || {
-            made = Some(rustix::fs::openat(&there.dir, &there.name[..], flags, private)?);
-            Ok(())
-        })?;
-        let Some(file) = made else { return Err(Errno::IO.into()) };
-        let (mut failed, mut end) = (None, 0);
-        while let Some(piece) = self.pieces.next() {
-            match piece {
-                FileChunk::Data(offset, data) => {
-                    end = offset + data.len() as u64;
-                    if failed.is_none() {
-                        failed = write_at(&file, offset, &data).err();
-                    }
-                    if failed == Some(Errno::NOSPC) {
-                        break;
-                    }
-                    self.progress.add(data.len() as u64);
-                }
-                FileChunk::End(read) => {
-                    if let Err(error) = read {
-                        self.failed = true;
-                        report::print_error(&with_context(&self.display_path(item), error));
-                    }
-                    break;
-                }
-            }
-        }
-        if let Some(errno) = failed {
-            self.report_error(item, "cannot be written", errno);
-            return Ok(());
-        }
-        if end != item.attributes.size_bytes {
-            // Sets the length, for a hole at the end or unreadable contents.
-            rustix::fs::ftruncate(&file, item.attributes.size_bytes)?;
-        }
-        Ok(self.set_file_attributes(item, &file)?)
-    }
-
-    fn set_dir_attributes(&mut self, item: &TreeItem) -> Result<(), Errno> {
-        let path = self.host_path(item);
-        let dir = self.open_dir(path.strip_suffix(b"/").unwrap_or(&path))?;
-        self.set_file_attributes(item, &*dir)
-    }
-
-    /// Sets owner, xattrs, mode and times, in an order in which none undoes another.
-    fn set_file_attributes(&mut self, item: &TreeItem, file: impl AsFd) -> Result<(), Errno> {
-        let attributes = &item.attributes;
-        let mut mode = attributes.mode & 0o7777;
-        if self.is_root {
-            let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
-            rustix::fs::fchown(&file, Some(uid), Some(gid))?;
-        } else if attributes.kind == FileType::File {
-            // Without the owner, setuid and setgid would apply to the wrong user.
-            mode &= 0o1777;
-        }
-        if !attributes.no_xattrs {
-            self.set_xattrs(item, &file)?;
-        }
-        rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
-        rustix::fs::futimens(&file, &timestamps_of(attributes))
-    }
-
-    fn set_xattrs(&mut self, item: &TreeItem, file: impl AsFd) -> Result<(), Errno> {
-        let number = item.inode().number;
-        for name in self.volume.xattr_names(number).map_err(|_| Errno::UCLEAN)? {
+    fn xattrs(&self, at: usize) -> Result<XattrPairs, Errno> {
+        let number = self.walk.items[at].inode().number;
+        let names = self.volume.xattr_names(number).map_err(|_| Errno::UCLEAN)?;
+        let read = |name: Vec<u8>| {
             let value = self.volume.xattr(number, &name).map_err(|_| Errno::UCLEAN)?;
-            match rustix::fs::fsetxattr(&file, &name[..], &value, XattrFlags::empty()) {
-                // Some xattrs need root, and some file systems have none.
-                Err(Errno::PERM | Errno::OPNOTSUPP) if !self.is_root => {}
-                set => set?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Sets owner, mode and times of a file that is not opened.
-    fn set_attributes_by_name(
-        &self,
-        attributes: &Attributes,
-        there: &DestPath,
-    ) -> Result<(), Errno> {
-        let nofollow = AtFlags::SYMLINK_NOFOLLOW;
-        let name = &there.name[..];
-        if self.is_root {
-            let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
-            rustix::fs::chownat(&there.dir, name, Some(uid), Some(gid), nofollow)?;
-        }
-        if attributes.kind != FileType::Symlink {
-            let mode = Mode::from_raw_mode(attributes.mode & 0o7777);
-            rustix::fs::chmodat(&there.dir, name, mode, AtFlags::empty())?;
-        }
-        rustix::fs::utimensat(&there.dir, name, &timestamps_of(attributes), nofollow)
-    }
-}
-
-fn write_at(file: impl AsFd, offset: u64, data: &[u8]) -> Result<(), Errno> {
-    let mut put = 0;
-    while put < data.len() {
-        match rustix::io::pwrite(&file, &data[put..], offset + put as u64) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(n) => put += n,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
-}
-
-fn timestamps_of(attributes: &Attributes) -> Timestamps {
-    let time = |time: Time| Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
-    Timestamps {
-        last_access: time(attributes.accessed),
-        last_modification: time(attributes.modified),
+            Ok((name, value))
+        };
+        names.into_iter().map(read).collect()
     }
 }

@@ -94,6 +94,17 @@ pub const COMMAND_EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "draconis-undelete",
+        &[
+            ("List deleted files", "draconis undelete disk.img"),
+            (
+                "Copy a file out that was deleted a moment ago",
+                "draconis mount --create 64M new.img mnt\necho lost > mnt/letter\nsync -f mnt\nrm mnt/letter\n\
+                 draconis umount mnt\ndraconis undelete new.img letter restored.txt",
+            ),
+        ],
+    ),
+    (
         "draconis-ls",
         &[
             ("List the root directory", "draconis ls -l disk.img"),

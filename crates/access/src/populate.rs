@@ -223,7 +223,7 @@ pub use lengths::{ReadFaults, changed_file_message, metadata_fingerprint};
 pub use platform::ImagePlatform;
 pub use source_spec::SourceSpec;
 pub use temp_file::temporary_file;
-pub use transform::ExcludePatterns;
+pub use transform::{ExcludePatterns, PathPattern};
 
 /// Items that a scan skips, reported once for each kind.
 #[derive(Default)]

@@ -96,6 +96,7 @@ pub mod shrink;
 mod testing;
 mod transaction;
 pub mod tune;
+pub mod undelete;
 mod units;
 mod volume;
 mod write_context;

@@ -7,10 +7,12 @@ use super::TimestampPolicy;
 
 /// Patterns of names to exclude, as for `tar --exclude` and `.gitignore`.
 #[derive(Default, Debug)]
-pub struct ExcludePatterns(Vec<ExcludePattern>);
+pub struct ExcludePatterns(Vec<PathPattern>);
 
+/// Pattern of paths. One with an inner slash is a path from the root, one without matches in any
+/// directory; one that ends with a slash matches only directories.
 #[derive(Debug)]
-struct ExcludePattern {
+pub struct PathPattern {
     /// Components from the root; `**` matches any number of names.
     names: Vec<Vec<u8>>,
     /// True if the pattern matches a name in any directory.
@@ -18,21 +20,37 @@ struct ExcludePattern {
     only_dirs: bool,
 }
 
+impl PathPattern {
+    /// Parses a pattern.
+    pub fn new(text: &[u8]) -> Self {
+        let only_dirs = text.ends_with(b"/");
+        let text = text.strip_suffix(b"/").unwrap_or(text);
+        Self { anywhere: !text.contains(&b'/'), names: path_names(text), only_dirs }
+    }
+
+    /// Returns true if the pattern matches a path of the root directory.
+    pub fn matches(&self, path: &[u8], is_dir: bool) -> bool {
+        let names = path_names(path);
+        (is_dir || !self.only_dirs)
+            && match (self.anywhere, self.names.first(), names.last()) {
+                (true, Some(it), Some(name)) => match_component(it, name),
+                _ => match_path(&self.names, &names),
+            }
+    }
+}
+
+fn path_names(path: &[u8]) -> Vec<Vec<u8>> {
+    path.split(|byte| *byte == b'/')
+        .filter(|name| !matches!(*name, b"" | b"."))
+        .map(<[u8]>::to_vec)
+        .collect()
+}
+
 impl ExcludePatterns {
-    /// Parses patterns. One with an inner slash is a path from the root, one without matches in any
-    /// directory; one that ends with a slash matches only directories.
+    /// Parses patterns.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let read = |text: &'a [u8]| {
-            let only_dirs = text.ends_with(b"/");
-            let text = text.strip_suffix(b"/").unwrap_or(text);
-            let names: Vec<Vec<u8>> = text
-                .split(|byte| *byte == b'/')
-                .filter(|name| !matches!(*name, b"" | b"."))
-                .map(<[u8]>::to_vec)
-                .collect();
-            ExcludePattern { anywhere: !text.contains(&b'/'), names, only_dirs }
-        };
-        Self(patterns.into_iter().map(read).filter(|it| !it.names.is_empty()).collect())
+        let all = patterns.into_iter().map(PathPattern::new);
+        Self(all.filter(|it| !it.names.is_empty()).collect())
     }
 
     /// Returns true if there are no patterns.
@@ -42,7 +60,7 @@ impl ExcludePatterns {
 
     /// Returns true if `name` in a directory of the tree is excluded.
     pub fn matches(&self, tree: &Tree, dir: NodeId, name: &[u8], is_dir: bool) -> bool {
-        let fits = |pattern: &ExcludePattern| {
+        let fits = |pattern: &PathPattern| {
             if pattern.only_dirs && !is_dir {
                 return false;
             }

@@ -68,6 +68,13 @@ pub(crate) struct LoggedBlock {
     nth: u32,
 }
 
+impl LoggedBlock {
+    /// Returns the location of a copy, for reading it outside of a scan.
+    pub(crate) const fn new(at: u32, escaped: bool) -> Self {
+        Self { at, escaped, nth: 0 }
+    }
+}
+
 /// Scans the log of `journal`. Damage is part of the result.
 ///
 /// # Errors

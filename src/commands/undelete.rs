@@ -1,0 +1,511 @@
+//! `draconis undelete`: lists deleted files, and copies them to the host.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::io::Write;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use draconis_access::populate::PathPattern;
+use draconis_access::walk::FileChunk;
+use draconis_ext::undelete::{DeletedFile, DeletedFiles, FileState, Limits};
+use draconis_service::sandbox::open_beneath;
+use draconis_types::{Attributes, FileType, Node, Time};
+use rustix::io::Errno;
+use serde::Serialize;
+
+use crate::extract::{
+    ExtractionDest, ExtractionItem, ExtractionSource, TreeExtraction, XattrPairs, split_destination,
+};
+use crate::image::{self, VolumeArgs};
+use crate::progress::{ByteProgress, ProgressMode};
+use crate::report;
+use crate::text::{
+    EscapingOutput, TimeFormatter, escape_control_chars, file_type_name, parse_time, pluralize,
+};
+
+const UNDELETE_HELP: &str = "\
+A path begins with # and an inode number where the names above it are not known.
+State:
+  whole                the contents as they were when last recorded
+  overwritten in part  the rest is certain; overwritten bytes are copied as zeros
+  overwritten          nothing is left; not copied
+  contents unsure      nothing proves that the blocks still hold this file
+With --json, ranges are [first byte, byte after the last], times [seconds, nanoseconds].
+Exit status: 0 success, 1 failure, also if a copied file is not whole.";
+
+/// List deleted files of a volume, or copy them to the host.
+#[derive(Debug, Args)]
+#[command(after_long_help = UNDELETE_HELP)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: VolumeArgs,
+    /// Only files deleted at TIME or later, and those without a known time
+    /// (2026-11-20 23:36, @SECONDS).
+    #[arg(long, value_name = "TIME", value_parser = parse_time, allow_hyphen_values = true)]
+    since: Option<Time>,
+    /// Only files in DIR of the volume and below it.
+    #[arg(long, value_name = "DIR")]
+    path: Option<OsString>,
+    /// Print JSON.
+    #[arg(long, conflicts_with = "pattern")]
+    json: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
+    /// Image: file, block device or STORE#NAME.
+    image: PathBuf,
+    /// Files to copy: a pattern with / matches the whole path, others any file name; ** matches any
+    /// number of directories; inode:N or <N> is an inode. A directory is copied with all it held.
+    #[arg(requires = "dest")]
+    pattern: Option<OsString>,
+    /// Existing directory, or the name of a single file. Existing files are kept.
+    dest: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct ListJson {
+    files: Vec<FileJson>,
+    more_files: bool,
+    journal_damage: Option<String>,
+}
+
+#[derive(Serialize)]
+struct FileJson {
+    path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
+    path_known: bool,
+    inode: u32,
+    kind: &'static str,
+    mode: String,
+    uid: u32,
+    gid: u32,
+    size: u64,
+    modified: (i64, u32),
+    deleted: Option<(i64, u32)>,
+    state: &'static str,
+    reason: Option<&'static str>,
+    overwritten: Vec<(u64, u64)>,
+    unsure: Vec<(u64, u64)>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    match (&arguments.pattern, &arguments.dest) {
+        (Some(pattern), Some(dest)) => copy(arguments, pattern.as_bytes(), dest),
+        _ => list(arguments),
+    }
+}
+
+fn scan(
+    arguments: &Arguments,
+    beneath: Option<std::os::fd::BorrowedFd<'_>>,
+) -> anyhow::Result<DeletedFiles> {
+    let disk = image::open_disk_confined(&arguments.image, &arguments.place, beneath)?;
+    let found = DeletedFiles::scan(disk.clone(), Limits::default());
+    let found =
+        found.map_err(|error| image::open_volume_error(&arguments.image, &*disk, error.into()))?;
+    if let Some(damage) = &found.journal_damage {
+        report::warn_line(format_args!(
+            "draconis: {}: {damage}: older states in the journal are not certain",
+            arguments.image.display()
+        ));
+    }
+    Ok(found)
+}
+
+/// Returns true if the options select a file.
+fn is_selected(arguments: &Arguments, file: &DeletedFile) -> bool {
+    let is_recent =
+        arguments.since.is_none_or(|since| file.deleted.is_none_or(|deleted| deleted >= since));
+    let is_inside = arguments.path.as_ref().is_none_or(|dir| {
+        let dir = dir.as_bytes();
+        let dir = dir.strip_suffix(b"/").unwrap_or(dir);
+        file.path.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+    });
+    is_recent && is_inside
+}
+
+fn list(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let clock = TimeFormatter::new();
+    let found = scan(arguments, None)?;
+    let mut out = EscapingOutput::new();
+    let files = found.files().iter().filter(|file| is_selected(arguments, file));
+    if arguments.json {
+        let list = ListJson {
+            files: files.map(file_json).collect(),
+            more_files: found.is_cut_short,
+            journal_damage: found.journal_damage.as_ref().map(ToString::to_string),
+        };
+        writeln!(out, "{}", serde_json::to_string_pretty(&list)?)?;
+        out.flush()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for file in files {
+        let deleted = file.deleted.map_or("-".to_owned(), |time| clock.format_to_minute(time));
+        let (state, size) = (file.state.text(), file.attributes.size_bytes);
+        write!(out, "{state:<19} {deleted:<16} {:>8} {size:>12} ", file.inode.0)?;
+        out.write_name(&file.path)?;
+        writeln!(out, "{}", if file.attributes.kind == FileType::Directory { "/" } else { "" })?;
+    }
+    out.flush()?;
+    if found.is_cut_short {
+        report::warn_line("draconis: there are more deleted files than this command lists");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn file_json(file: &DeletedFile) -> FileJson {
+    let time = |time: Time| (time.seconds, time.nanoseconds);
+    let ranges = |all: &[Range<u64>]| all.iter().map(|it| (it.start, it.end)).collect();
+    let attributes = &file.attributes;
+    let is_text = std::str::from_utf8(&file.path).is_ok();
+    FileJson {
+        path: escape_control_chars(&file.path),
+        path_hex: (!is_text).then(|| file.path.iter().map(|byte| format!("{byte:02x}")).collect()),
+        path_known: file.is_path_known,
+        inode: file.inode.0,
+        kind: file_type_name(attributes.kind),
+        mode: format!("{:04o}", attributes.mode & 0o7777),
+        uid: attributes.uid,
+        gid: attributes.gid,
+        size: attributes.size_bytes,
+        modified: time(attributes.modified),
+        deleted: file.deleted.map(time),
+        state: file.state.text(),
+        reason: file.reason,
+        overwritten: ranges(&file.overwritten),
+        unsure: ranges(&file.unsure),
+    }
+}
+
+/// What the pattern on the command line selects.
+enum Selection {
+    Inode(u32),
+    Paths(PathPattern),
+}
+
+impl Selection {
+    fn parse(text: &[u8]) -> anyhow::Result<Self> {
+        let number = text
+            .strip_prefix(b"inode:")
+            .or_else(|| text.strip_prefix(b"<").and_then(|rest| rest.strip_suffix(b">")));
+        let Some(number) = number else { return Ok(Self::Paths(PathPattern::new(text))) };
+        let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+        number.map(Self::Inode).context("an inode is a number, such as inode:12")
+    }
+
+    fn matches(&self, file: &DeletedFile) -> bool {
+        match self {
+            Self::Inode(number) => file.inode.0 == *number,
+            Self::Paths(pattern) => {
+                pattern.matches(&file.path, file.attributes.kind == FileType::Directory)
+            }
+        }
+    }
+}
+
+fn copy(arguments: &Arguments, pattern: &[u8], dest: &Path) -> anyhow::Result<ExitCode> {
+    let selection = Selection::parse(pattern)?;
+    // A single file is written as DEST, everything else into the directory.
+    let (parent, name) = split_destination(dest, b"")?;
+    let sources = image::sources_to_protect(&arguments.image, &arguments.place);
+    let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
+    let is_single = !name.is_empty();
+    let mut dest = ExtractionDest::open(parent, name, sources)?;
+    dest.replaces = false;
+    let found = scan(arguments, Some(beneath.as_fd()))?;
+    let plan = RestorePlan::new(&found, arguments, &selection, is_single)?;
+    let chunks = plan.chunks();
+    let progress = ByteProgress::new(arguments.progress, plan.bytes());
+    let mut extraction = TreeExtraction::new(&plan, dest, chunks, progress);
+    extraction.copy_all(&(0..plan.items.len()).collect::<Vec<_>>());
+    let failed = extraction.failed;
+    drop(extraction);
+    let is_whole = plan.report()?;
+    Ok(if failed || !is_whole { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// A file to restore, or a directory that is only there for others.
+struct RestoreItem<'a> {
+    path: Vec<u8>,
+    file: Option<&'a DeletedFile>,
+}
+
+/// Files to restore, each directory before what is in it.
+struct RestorePlan<'a> {
+    found: &'a DeletedFiles,
+    items: Vec<RestoreItem<'a>>,
+    /// Files of which nothing is left.
+    lost: Vec<&'a DeletedFile>,
+    directory: Attributes,
+    /// Bytes of each file that are zeros although it has blocks for them.
+    zeros: RefCell<HashMap<usize, u64>>,
+}
+
+impl<'a> RestorePlan<'a> {
+    fn new(
+        found: &'a DeletedFiles,
+        arguments: &Arguments,
+        selection: &Selection,
+        is_single: bool,
+    ) -> anyhow::Result<Self> {
+        let files = found.files().iter().filter(|file| is_selected(arguments, file));
+        let mut selected: Vec<&DeletedFile> = vec![];
+        let mut inside: Option<&[u8]> = None;
+        // Files are sorted by path; what is in a selected directory follows it.
+        let dirs: BTreeSet<&[u8]> = files
+            .clone()
+            .filter(|file| file.attributes.kind == FileType::Directory && selection.matches(file))
+            .map(|file| &file.path[..])
+            .collect();
+        for file in files {
+            let is_below =
+                |dir: &[u8]| file.path.strip_prefix(dir).is_some_and(|rest| rest.starts_with(b"/"));
+            if inside.is_none_or(|dir| !is_below(dir)) {
+                let mut above = ancestors(&file.path);
+                inside = above.find(|dir| dirs.contains(dir));
+            }
+            if selection.matches(file) || inside.is_some_and(is_below) {
+                selected.push(file);
+            }
+        }
+        if selected.is_empty() {
+            bail!("{}: no deleted file matches", arguments.image.display());
+        }
+        let (lost, selected): (Vec<_>, Vec<_>) =
+            selected.into_iter().partition(|file| file.state == FileState::Overwritten);
+        let mut items: Vec<RestoreItem<'_>> = match (&selected[..], is_single) {
+            ([file], true) if file.attributes.kind != FileType::Directory => {
+                vec![RestoreItem { path: vec![], file: Some(file) }]
+            }
+            ([], _) => vec![],
+            (_, true) => bail!("several files match: DEST must be an existing directory"),
+            _ => place(&selected),
+        };
+        items.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(Self { found, items, lost, directory: implied_directory(), zeros: RefCell::default() })
+    }
+
+    fn bytes(&self) -> u64 {
+        let files = self.items.iter().filter_map(|item| item.file);
+        files.map(|file| file.attributes.size_bytes.min(file.attributes.blocks_512 * 512)).sum()
+    }
+
+    /// Returns the contents of all files, in order.
+    fn chunks(&self) -> impl Iterator<Item = FileChunk> + '_ {
+        let files = self.items.iter().enumerate().filter_map(|(at, item)| Some((at, item.file?)));
+        files
+            .filter(|(_, file)| file.attributes.kind == FileType::File)
+            .flat_map(|(at, file)| self.file_chunks(at, file))
+    }
+
+    fn file_chunks(
+        &self,
+        at: usize,
+        file: &'a DeletedFile,
+    ) -> impl Iterator<Item = FileChunk> + '_ {
+        let mut ranges = file.data_ranges(self.found.block_bytes()).into_iter();
+        let mut open = 0..0;
+        let mut is_done = false;
+        std::iter::from_fn(move || {
+            if is_done {
+                return None;
+            }
+            if open.is_empty() {
+                match ranges.next() {
+                    Some(next) => open = next,
+                    None => {
+                        is_done = true;
+                        return Some(FileChunk::End(Ok(())));
+                    }
+                }
+            }
+            let want =
+                usize::try_from(open.end - open.start).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
+            match self.found.read_chunk(file, open.start, want) {
+                Ok(data) if !data.is_empty() => {
+                    let offset = open.start;
+                    open.start += data.len() as u64;
+                    self.count_zeros(at, file, offset, &data);
+                    Some(FileChunk::Data(offset, data))
+                }
+                read => {
+                    is_done = true;
+                    Some(FileChunk::End(read.map(drop)))
+                }
+            }
+        })
+    }
+
+    fn count_zeros(&self, at: usize, file: &DeletedFile, offset: u64, data: &[u8]) {
+        if !matches!(file.state, FileState::Whole | FileState::PartlyOverwritten) {
+            return;
+        }
+        let len = self.found.block_bytes() as usize;
+        for (block, start) in data.chunks(len).zip((offset..).step_by(len)) {
+            let is_lost = file.overwritten.iter().any(|it| it.contains(&start));
+            if block.iter().all(|byte| *byte == 0) && !is_lost {
+                *self.zeros.borrow_mut().entry(at).or_default() += block.len() as u64;
+            }
+        }
+    }
+
+    /// Names what is not certain of the files; returns true if all are whole.
+    fn report(&self) -> std::io::Result<bool> {
+        let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+        let copied = self.items.iter().enumerate().filter_map(|(at, item)| Some((at, item.file?)));
+        let zeros = self.zeros.borrow();
+        for (at, file) in copied.chain(self.lost.iter().map(|file| (usize::MAX, *file))) {
+            if file.attributes.kind == FileType::Directory {
+                continue;
+            }
+            let shown = escape_control_chars(&file.path);
+            let state = match zeros.get(&at) {
+                Some(bytes) => {
+                    report::warn_line(format_args!(
+                        "draconis: {shown}: contents unsure: {bytes} bytes are zeros, which the \
+                         device may have discarded"
+                    ));
+                    FileState::Unsure
+                }
+                None => file.state,
+            };
+            *counts.entry(state.text()).or_default() += 1;
+            match file.state {
+                FileState::Whole => {}
+                FileState::PartlyOverwritten => report::warn_line(format_args!(
+                    "draconis: {shown}: overwritten in part, copied as zeros: {}",
+                    format_ranges(&file.overwritten)
+                )),
+                FileState::Overwritten => {
+                    report::warn_line(format_args!("draconis: {shown}: overwritten, not copied"))
+                }
+                FileState::Unsure => {
+                    let lost = match file.overwritten.is_empty() {
+                        true => String::new(),
+                        false => format!("; overwritten: {}", format_ranges(&file.overwritten)),
+                    };
+                    let reason = file.reason.unwrap_or("unknown");
+                    report::warn_line(format_args!(
+                        "draconis: {shown}: contents unsure: {reason}{lost}"
+                    ));
+                }
+            }
+        }
+        let text: Vec<String> = counts.iter().map(|(state, n)| format!("{n} {state}")).collect();
+        let total = counts.values().sum();
+        report::print_line(format_args!(
+            "{}: {}",
+            pluralize(total, "file", "files"),
+            if text.is_empty() { "only directories".to_owned() } else { text.join(", ") }
+        ))?;
+        Ok(counts.keys().all(|state| *state == FileState::Whole.text()))
+    }
+}
+
+/// Returns the attributes of a directory that is only there for what is in it.
+fn implied_directory() -> Attributes {
+    let zero = Time { seconds: 0, nanoseconds: 0 };
+    Attributes {
+        node: Node::ROOT,
+        generation: 0,
+        kind: FileType::Directory,
+        mode: 0o40755,
+        links: 2,
+        uid: 0,
+        gid: 0,
+        device: (0, 0),
+        size_bytes: 0,
+        blocks_512: 0,
+        block_size_bytes: 0,
+        flags: 0,
+        no_xattrs: true,
+        accessed: zero,
+        modified: zero,
+        changed: zero,
+        created: None,
+    }
+}
+
+/// Size of one read, in bytes.
+const CHUNK_BYTES: usize = 128 << 10;
+/// Ranges that a message has, at most.
+const MAX_SHOWN_RANGES: usize = 8;
+
+fn format_ranges(all: &[Range<u64>]) -> String {
+    let shown = all.iter().take(MAX_SHOWN_RANGES).map(|it| format!("{}-{}", it.start, it.end - 1));
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(MAX_SHOWN_RANGES) {
+        0 => format!("bytes {shown}"),
+        more => format!("bytes {shown} and {more} more ranges"),
+    }
+}
+
+/// Returns the directories above a path, the nearest first.
+fn ancestors(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let cuts = path.iter().enumerate().rev().filter(|(_, byte)| **byte == b'/');
+    cuts.map(|(cut, _)| &path[..cut]).filter(|dir| !dir.is_empty())
+}
+
+/// Gives each file a path of its own, with the directories above it. Of several files with one
+/// path, the last deleted has it; the others get their inode number.
+fn place<'a>(files: &[&'a DeletedFile]) -> Vec<RestoreItem<'a>> {
+    let trim = |path: &'a [u8]| path.strip_prefix(b"/").unwrap_or(path);
+    let mut items: BTreeMap<Vec<u8>, Option<&DeletedFile>> = BTreeMap::new();
+    for file in files {
+        for dir in ancestors(trim(&file.path)) {
+            items.entry(dir.to_vec()).or_default();
+        }
+    }
+    for file in files {
+        let path = trim(&file.path);
+        let is_dir = file.attributes.kind == FileType::Directory;
+        match items.get_mut(path) {
+            Some(dir @ None) if is_dir => *dir = Some(file),
+            None => {
+                items.insert(path.to_vec(), Some(file));
+            }
+            // An older directory of that name: its files are in the newer one.
+            Some(Some(other)) if is_dir && other.attributes.kind == FileType::Directory => {}
+            Some(_) => {
+                let name = |nth: u32| {
+                    let nth = if nth == 0 { String::new() } else { format!(".{nth}") };
+                    [path, format!("~{}{nth}", file.inode.0).as_bytes()].concat()
+                };
+                let free = (0..).map(name).find(|path| !items.contains_key(path));
+                items.extend(free.map(|path| (path, Some(*file))));
+            }
+        }
+    }
+    items.into_iter().map(|(path, file)| RestoreItem { path, file }).collect()
+}
+
+impl ExtractionSource for RestorePlan<'_> {
+    fn count(&self) -> usize {
+        self.items.len()
+    }
+
+    fn item(&self, at: usize) -> ExtractionItem<'_> {
+        let RestoreItem { path, file } = &self.items[at];
+        let attributes = file.map_or(&self.directory, |file| &file.attributes);
+        ExtractionItem { at, path, attributes, link_to: None, is_implied: file.is_none() }
+    }
+
+    fn read_link(&self, at: usize) -> Result<Vec<u8>, Errno> {
+        let file = self.items[at].file.ok_or(Errno::INVAL)?;
+        file.link_target(self.found).map_err(|_| Errno::UCLEAN)
+    }
+
+    fn xattrs(&self, at: usize) -> Result<XattrPairs, Errno> {
+        let Some(file) = self.items[at].file else { return Ok(vec![]) };
+        self.found.xattrs(file).map_err(|_| Errno::UCLEAN)
+    }
+}
