@@ -156,3 +156,51 @@ fn corrupted_volumes_are_repaired() {
     assert!(unseen <= rounds / 50, "e2fsck finds more on {unseen} of {rounds} repaired volumes");
     assert!(refused <= rounds / 3, "{refused} of {rounds} are not repaired");
 }
+
+/// Prints one table: the same volumes repaired by us and by `e2fsck -fy`.
+#[test]
+#[ignore = "a comparison, of minutes: DRACONIS_ROUNDS, DRACONIS_SEED"]
+fn repairs_beside_e2fsck() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
+    let bases = build_base_volumes(LINES_TO_CORRUPT);
+    let first = number("DRACONIS_SEED").unwrap_or(0);
+    let seeds: Vec<u64> = (first..first + 150 * number("DRACONIS_ROUNDS").unwrap_or(1)).collect();
+    // Damaged volumes; then of each tool: silent after one run, with files that are worse, and
+    // these files; and those that we leave as they are.
+    let tally = Mutex::new([0u64; 8]);
+    let results = pool::run_each_in_threads(THREADS, &seeds, |seed| {
+        let base = &bases[*seed as usize % bases.len()];
+        let (image, _) = base.corrupt_randomly(&mut Random::new(seed ^ 0x4E9A));
+        let dir = crate::made::scratch_dir();
+        let path = dir.path().join("image");
+        std::fs::write(&path, &image).unwrap();
+        if crate::e2fsck(&path).0 {
+            return None::<String>;
+        }
+        let before = readable_files(&image);
+        let (mut ours, mut left, mut our_worse) = (0, 0, 0);
+        match repair(&image) {
+            Ok(Repaired::Whole(bytes)) => {
+                ours = 1;
+                our_worse = worse_files(&before, &readable_files(&bytes)).len() as u64;
+            }
+            Ok(Repaired::Left(_)) => left = 1,
+            Err(_) => {}
+        }
+        let _ = std::process::Command::new("e2fsck").arg("-fy").arg(&path).output();
+        let theirs = u64::from(crate::e2fsck(&path).0);
+        let worse = worse_files(&before, &readable_files(&std::fs::read(&path).unwrap())).len();
+        let worse = worse as u64;
+        let found = [1, ours, our_worse.min(1), our_worse, left, theirs, worse.min(1), worse];
+        tally.lock().unwrap().iter_mut().zip(found).for_each(|(sum, it)| *sum += it);
+        None
+    });
+    assert!(results.iter().all(Result::is_ok));
+    let [all, ours, our_volumes, our_files, left, theirs, volumes, files] =
+        tally.into_inner().unwrap();
+    eprintln!("{all} damaged volumes        draconis repair -y   e2fsck -fy");
+    eprintln!("silent after one run   {ours:19}  {theirs:11}");
+    eprintln!("left as it is          {left:19}  {:11}", 0);
+    eprintln!("with files made worse  {our_volumes:19}  {volumes:11}");
+    eprintln!("files made worse       {our_files:19}  {files:11}");
+}
