@@ -381,7 +381,9 @@ impl Repair {
                 return Err(Error::Misuse("a change beside the superblock").into());
             }
         }
-        if read_raw_superblock(disk).is_err() {
+        // The log is found by the superblock: one that is none is replaced first.
+        let old = read_raw_superblock(disk).ok();
+        if old.and_then(|old| superblock::block_bytes(&old)) != Some(super_.block_bytes) {
             superblock::write_first(disk, &to_be)?;
         }
         let mut redo = RedoLog::new(disk, super_.block_bytes, ranges);
