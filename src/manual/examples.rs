@@ -94,6 +94,16 @@ pub const COMMAND_EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "draconis-repair",
+        &[
+            ("Show what a repair would do", "draconis repair -n disk.img"),
+            (
+                "Repair without a question, and keep what is needed to take the repair back",
+                "draconis repair -y --undo disk.undo disk.img",
+            ),
+        ],
+    ),
+    (
         "draconis-undelete",
         &[
             ("List deleted files", "draconis undelete disk.img"),
