@@ -242,3 +242,36 @@ fn missing_superblock_is_restored() {
         repairing::Repaired::Left(why) => panic!("{why}"),
     }
 }
+
+/// Whatever the bytes are: a repair ends, and one that is complete leaves a silent check and
+/// nothing for a second one.
+#[test]
+fn wild_damage_is_repaired_or_left() {
+    let (mut whole, mut left) = (0, 0);
+    for seed in 0..scaled_rounds(60) {
+        let Some(mut bytes) = damaged_volume(seed) else { return };
+        let mut random = Random::new(seed ^ 0x5EED);
+        let flips = 1 << random.next_below(10);
+        let reach = [4096, 200 * 1024, bytes.len() as u64][random.next_below(3) as usize];
+        for _ in 0..flips {
+            let at = 1024 + random.next_below(reach - 1024) as usize;
+            bytes[at] = match random.next_below(3) {
+                0 => 0,
+                1 => 0xFF,
+                _ => random.next_below(256) as u8,
+            };
+        }
+        match repairing::repair(&bytes) {
+            Ok(repairing::Repaired::Whole(bytes)) => {
+                assert!(is_clean(&bytes), "seed {seed}");
+                whole += 1;
+            }
+            Ok(repairing::Repaired::Left(_)) => left += 1,
+            // What only e2fsck sees is counted by the test of corrupted features.
+            Err(why) if why.contains("e2fsck says") => whole += 1,
+            Err(why) => panic!("seed {seed}: {why}"),
+        }
+    }
+    eprintln!("{whole} repaired, {left} left");
+    assert!(whole > 5 && left > 0, "{whole} repaired, {left} left");
+}
