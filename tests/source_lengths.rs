@@ -72,7 +72,26 @@ fn growing_files_are_reported() {
     let line = b"a line of a log that grows while it is read\n";
     std::fs::write(&log, line.repeat(100_000)).unwrap();
     let stop = AtomicBool::new(false);
+    /// Ends the writer, also if something fails.
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    // On a full machine the writer may not run while a command reads.
+    let fails_once = |arguments: &[&str], before: &dyn Fn()| {
+        let mut tries = (0..50).map(|_| {
+            before();
+            draconis.run(arguments)
+        });
+        let failed = tries.find(|output| !output.status.success());
+        let failed = failed.expect("nobody changes the file");
+        assert_eq!(failed.status.code(), Some(1));
+        String::from_utf8_lossy(&failed.stderr).into_owned()
+    };
     let said = std::thread::scope(|scope| {
+        let _stop = Stop(&stop);
         scope.spawn(|| {
             let mut file = File::options().append(true).open(&log).unwrap();
             while !stop.load(Ordering::Relaxed) {
@@ -81,13 +100,13 @@ fn growing_files_are_reported() {
             }
         });
         let new = draconis.path("b.img");
-        let said = [
-            draconis.run_failing(["put", path_str(&log), &format!("{}:/", image.display())]),
-            draconis.run_failing(["format", "--from", path_str(&tree), path_str(&new)]),
-            draconis.run_failing(["store", "put", path_str(&store), "log", path_str(&log)]),
-        ];
-        stop.store(true, Ordering::Relaxed);
-        said
+        [
+            fails_once(&["put", path_str(&log), &format!("{}:/", image.display())], &|| ()),
+            fails_once(&["format", "--from", path_str(&tree), path_str(&new)], &|| {
+                let _ = std::fs::remove_file(&new);
+            }),
+            fails_once(&["store", "put", path_str(&store), "log", path_str(&log)], &|| ()),
+        ]
     });
     for said in said {
         assert!(said.contains("log: file changed while it was read"), "{said}");
