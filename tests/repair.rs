@@ -127,16 +127,22 @@ fn undo_file_must_be_new_and_the_right_one() {
     assert_eq!(std::fs::read(&taken).unwrap(), b"mine");
 }
 
-/// A superblock that is gone comes back from a backup.
+/// A superblock that is gone, or not what its checksum says, comes back from a backup.
 #[test]
 fn volume_without_superblock_is_repaired() {
+    for (at, len) in [(1024, 1024), (1024 + 12, 1), (1024 + 24, 4)] {
+        repair_without_superblock(at, len);
+    }
+}
+
+fn repair_without_superblock(at: usize, len: usize) {
     let draconis = Draconis::new();
     let image = draconis.path("large.img");
     let tree = draconis.make_dir("tree");
     std::fs::write(tree.join("letter"), "Dear reader,\n").unwrap();
     mke2fs(&image, Some(&tree), &["-t", "ext4", "-b", "1024"], "32M");
     let mut bytes = std::fs::read(&image).unwrap();
-    bytes[1024..2048].fill(0);
+    bytes[at..at + len].iter_mut().for_each(|byte| *byte = !*byte);
     std::fs::write(&image, &bytes).unwrap();
     let path = image.to_str().unwrap();
     let made = draconis.run(["repair", "-y", path]);

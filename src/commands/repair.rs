@@ -125,11 +125,15 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Creates a file for an undo or a log; it must not exist.
+/// Creates a file for an undo or a log; one that is there must be empty.
 fn create_file(path: &Path) -> anyhow::Result<File> {
     let mut options = File::options();
-    let file = options.read(true).write(true).create_new(true).open(path);
-    let file = file.with_context(|| format!("{}: the file must be a new one", path.display()))?;
+    let file = options.read(true).write(true).create(true).truncate(false).open(path);
+    let file = file.with_context(|| path.display().to_string())?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() > 0 {
+        bail!("{}: the file must be a new one", path.display());
+    }
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     // The name is durable before the first write of the repair.
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
@@ -169,9 +173,10 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     }
     let _ = draconis_ext::finish_interrupted_change(&*disk);
     // A damaged block of mmp is one of the problems.
-    let _claim = match draconis_ext::tune::superblock(&*disk) {
-        Ok(_) => mmp_claim::claim_volume(image, &disk, now).map(Some).or_else(ignore_damage)?,
-        Err(_) => None,
+    let is_readable = draconis_ext::tune::superblock(&*disk).is_ok_and(|raw| raw.check().is_ok());
+    let _claim = match is_readable {
+        true => mmp_claim::claim_volume(image, &disk, now).map(Some).or_else(ignore_damage)?,
+        false => None,
     };
     let repair = plan_repair(arguments, &disk, now)?;
     if repair.is_empty() {
@@ -206,9 +211,10 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
 }
 
 fn ignore_damage<T>(error: anyhow::Error) -> anyhow::Result<Option<T>> {
-    match error.downcast_ref::<draconis_ext::Error>() {
-        Some(draconis_ext::Error::Corrupt { .. }) => Ok(None),
-        _ => Err(error),
+    let mut errors = error.chain().filter_map(|it| it.downcast_ref::<draconis_ext::Error>());
+    match errors.any(|it| matches!(it, draconis_ext::Error::Corrupt { .. })) {
+        true => Ok(None),
+        false => Err(error),
     }
 }
 

@@ -99,8 +99,10 @@ pub fn plan(
     progress: Progress<'_>,
 ) -> Result<Repair> {
     let raw = match read_raw_superblock(&**disk) {
-        Ok(raw) => raw,
-        Err(Error::NotExt) => superblock::find_backup(&**disk, None).ok_or(Error::NotExt)?.0,
+        Ok(raw) if superblock::block_bytes(&raw).is_some() => raw,
+        Ok(_) | Err(Error::NotExt) => {
+            superblock::find_backup(&**disk, None).ok_or(Error::NotExt)?.0
+        }
         Err(other) => return Err(other.into()),
     };
     if raw.interrupted_change().is_some() {

@@ -68,6 +68,7 @@ pub(super) fn restore_unusable(changes: &CowDisk) -> Result<Option<(Problem, &'s
     let (why, found) = match crate::blocks::uncached::read_raw_superblock(changes) {
         Err(Error::NotExt) => ("magic number", None),
         Err(other) => return Err(other),
+        Ok(raw) if block_bytes(&raw).is_none() => ("block size", None),
         Ok(raw) => match raw.check_lenient() {
             Err(Error::Unsupported { .. }) => ("features", Some(raw)),
             _ => return Ok(None),

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 
 use draconis_device::{Disk, Extent, Group};
 
@@ -43,7 +43,10 @@ impl<T: Write> Summing<T> {
 
 impl<T: Read> Summing<T> {
     fn take(&mut self, bytes: &mut [u8]) -> Result<()> {
-        self.inner.read_exact(bytes).map_err(|error| file_error(&error))?;
+        self.inner.read_exact(bytes).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => OfflineError::Misuse("undo file: it is not whole".into()),
+            _ => file_error(&error),
+        })?;
         self.sum = self.sum.update(bytes);
         Ok(())
     }
