@@ -63,7 +63,7 @@ pub struct Arguments {
     /// Image: file, block device or STORE#NAME.
     image: PathBuf,
     /// Files to copy: a pattern with / matches the whole path, others any file name; ** matches any
-    /// number of directories; inode:N or <N> is an inode. A directory is copied with all it held.
+    /// number of directories; inode:N or `<N>` is an inode. A directory is copied with all it held.
     #[arg(requires = "dest")]
     pattern: Option<OsString>,
     /// Existing directory, or the name of a single file. Existing files are kept.
