@@ -6,7 +6,7 @@
 
 use parking_lot::Mutex;
 use std::fs::File;
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -125,10 +125,15 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Creates a file for an undo or a log; one that is there must be empty.
+/// Creates a file for an undo or a log. One that is there must be empty: a repair that was refused
+/// leaves it.
 fn create_file(path: &Path) -> anyhow::Result<File> {
     let mut options = File::options();
-    let file = options.read(true).write(true).create(true).truncate(false).open(path);
+    options.read(true).write(true);
+    let file = match options.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => options.open(path),
+        created => created,
+    };
     let file = file.with_context(|| path.display().to_string())?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() > 0 {
