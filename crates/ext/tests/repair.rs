@@ -1,4 +1,4 @@
-//! Repairs that are cut at each write, and undone: the old volume or the repaired one, never a
+//! Repairs that a power cut ends, and that are undone: the old volume or the repaired one, never a
 //! third.
 
 mod common;
@@ -8,72 +8,15 @@ mod repairing;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::Image;
-use draconis_device::{
-    Disk, Error as DiskError, Extent, Group, MemoryDisk, Pending, Properties, Random, ReadAnswer,
-    Refused, Ticket, Urgency,
-};
+use common::spoil::scaled_rounds;
+use draconis_device::{Disk, Extent, MemoryDisk, Random};
 use draconis_ext::check::{CheckOptions, check};
 use draconis_ext::finish_interrupted_change;
-use draconis_ext::repair::{plan, revert};
+use draconis_ext::repair::{Repair, plan, revert};
+use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
 use draconis_types::Block;
-
-/// `usual` times `DRACONIS_ROUNDS`.
-fn scaled_rounds(usual: u64) -> u64 {
-    let times = std::env::var("DRACONIS_ROUNDS").ok().and_then(|times| times.parse().ok());
-    usual * times.unwrap_or(1)
-}
-
-/// A disk that fails from a write on: all later ones are lost.
-#[derive(Debug)]
-struct CutDisk {
-    disk: MemoryDisk,
-    /// Writes until the cut.
-    left: AtomicU64,
-    made: AtomicU64,
-}
-
-impl CutDisk {
-    fn new(bytes: Vec<u8>, left: u64) -> Self {
-        let disk = MemoryDisk::new(bytes, 512);
-        Self { disk, left: AtomicU64::new(left), made: AtomicU64::new(0) }
-    }
-}
-
-impl Disk for CutDisk {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
-    }
-
-    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        self.disk.read(at, into, urgency)
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let count = chain.iter().map(|group| group.writes.len() as u64).sum::<u64>();
-        let cut = |left: u64| left.checked_sub(count);
-        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, cut).is_err() {
-            self.left.store(0, Ordering::Relaxed);
-            return Err(Refused { payload: Some(chain), error: DiskError::ServiceEnded });
-        }
-        self.made.fetch_add(count, Ordering::Relaxed);
-        self.disk.submit_chain(chain, after)
-    }
-
-    fn wait_visible(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.disk.wait_visible(ticket)
-    }
-
-    fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.disk.wait_durable(ticket)
-    }
-}
 
 /// Volumes with damage, from a seed.
 fn damaged_volume(seed: u64) -> Option<Vec<u8>> {
@@ -109,17 +52,9 @@ fn is_clean(bytes: &[u8]) -> bool {
     check(&disk, CheckOptions::default(), &|_, _| {}).is_ok_and(|it| it.problems.is_empty())
 }
 
-/// Returns what is on the disk after a restart.
-fn after_restart(disk: CutDisk) -> Vec<u8> {
-    disk.left.store(u64::MAX, Ordering::Relaxed);
-    finish_interrupted_change(&disk).unwrap();
-    disk.disk.into_bytes()
-}
-
 /// Returns true if two volumes differ at most in blocks that are free in both.
 fn has_same_files(one: &[u8], other: &[u8]) -> bool {
-    let superblock = |bytes: &[u8]| bytes[1024..2048].to_vec();
-    superblock(one) == superblock(other) && problems(one) == problems(other)
+    one[1024..2048] == other[1024..2048] && problems(one) == problems(other)
 }
 
 fn problems(bytes: &[u8]) -> Vec<String> {
@@ -128,76 +63,95 @@ fn problems(bytes: &[u8]) -> Vec<String> {
     report.problems.iter().map(ToString::to_string).collect()
 }
 
-#[test]
-fn cut_repair_leaves_old_or_repaired_volume() {
-    let (mut cuts, mut repairs) = (0, 0);
-    for seed in 0..scaled_rounds(12) {
-        let Some(bytes) = damaged_volume(seed) else { return };
-        let whole = Arc::new(CutDisk::new(bytes.clone(), u64::MAX));
-        let as_disk: Arc<dyn Disk> = whole.clone();
-        let repair = plan(&as_disk, &repairing::options(), &|_, _| {}).unwrap();
-        if repair.is_empty() || !repair.unfixed.is_empty() {
-            continue;
-        }
-        repairs += 1;
-        repair.write(&*whole, None, None).unwrap();
-        let writes = whole.made.load(Ordering::Relaxed);
-        let step = (writes / 40).max(1);
-        for cut in (0..writes).step_by(step as usize) {
-            let disk = CutDisk::new(bytes.clone(), cut);
-            assert!(repair.write(&disk, None, None).is_err(), "seed {seed}, cut {cut}");
-            let found = after_restart(disk);
-            let is_old = has_same_files(&found, &bytes);
-            assert!(is_old || is_clean(&found), "seed {seed}, cut {cut} of {writes}");
-            cuts += 1;
-        }
-    }
-    eprintln!("{cuts} cuts of {repairs} repairs");
-    assert!(repairs > 3 && cuts > 50, "{cuts} cuts of {repairs} repairs");
+type Recorded = Arc<RecordDisk<MemoryDisk>>;
+
+/// Plans the repair of a damaged volume from a seed; `None` if there is none to write.
+fn planned(seed: u64) -> Option<(Vec<u8>, Recorded, Repair)> {
+    let bytes = damaged_volume(seed)?;
+    let disk = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
+    let as_disk: Arc<dyn Disk> = disk.clone();
+    let repair = plan(&as_disk, &repairing::options(), &|_, _| {}).unwrap();
+    (!repair.is_empty() && repair.unfixed.is_empty()).then_some((bytes, disk, repair))
 }
 
-#[test]
-fn revert_restores_every_byte() {
-    let mut reverts = 0;
-    for seed in 0..scaled_rounds(12) {
-        let Some(bytes) = damaged_volume(seed) else { return };
-        let disk = Arc::new(CutDisk::new(bytes.clone(), u64::MAX));
-        let as_disk: Arc<dyn Disk> = disk.clone();
-        let repair = plan(&as_disk, &repairing::options(), &|_, _| {}).unwrap();
-        if repair.is_empty() || !repair.unfixed.is_empty() {
-            continue;
-        }
-        let mut undo = tempfile::tempfile().unwrap();
-        repair.write(&*disk, Some(undo.try_clone().unwrap()), None).unwrap();
-        drop((repair, as_disk));
-        let repaired = Arc::try_unwrap(disk).unwrap().disk.into_bytes();
-        assert!(is_clean(&repaired) && repaired != bytes, "seed {seed}");
-        let disk = CutDisk::new(repaired.clone(), u64::MAX);
-        revert(&disk, &mut undo).unwrap();
-        let writes = disk.made.load(Ordering::Relaxed);
-        assert!(disk.disk.into_bytes() == bytes, "seed {seed}");
-        for cut in (0..writes).step_by((writes / 20).max(1) as usize) {
-            let disk = CutDisk::new(repaired.clone(), cut);
-            assert!(revert(&disk, &mut undo).is_err(), "seed {seed}, cut {cut}");
-            disk.left.store(u64::MAX, Ordering::Relaxed);
-            let as_it_is = MemoryDisk::new(read_all(&disk), 512);
-            let refused = finish_interrupted_change(&as_it_is).is_err();
-            let now = as_it_is.into_bytes();
-            assert!(refused || now == repaired || now == bytes, "seed {seed}, cut {cut}");
-            revert(&disk, &mut undo).unwrap();
-            assert!(disk.disk.into_bytes() == bytes, "seed {seed}, cut {cut}");
-            reverts += 1;
-        }
-    }
-    assert!(reverts > 30, "{reverts}");
+/// All states after a power cut: each write made or not, torn, or any of one flush interval.
+fn crash_states(before: &[u8], disk: &Recorded, seed: u64) -> CrashStates {
+    let options = CrashOptions { seed, subsets: 4, exhaustive_sectors: 0 };
+    CrashStates::new(before.to_vec(), disk.take_events(), options)
 }
 
-fn read_all(disk: &CutDisk) -> Vec<u8> {
+fn contents(disk: &Recorded) -> Vec<u8> {
     let len = disk.properties().len_bytes;
     let block = disk.read_now(Extent::new(0, len), Block::private(len as usize)).unwrap();
     let mut bytes = vec![0; len as usize];
     block.copy_out(0, &mut bytes);
     bytes
+}
+
+#[test]
+fn cut_repair_leaves_old_or_repaired_volume() {
+    let (mut cuts, mut repairs, mut old) = (0, 0, 0);
+    for seed in 0..scaled_rounds(12) {
+        let Some((bytes, disk, repair)) = planned(seed) else { continue };
+        repairs += 1;
+        repair.write(&*disk, None, None).unwrap();
+        for crash in crash_states(&bytes, &disk, seed) {
+            finish_interrupted_change(&*crash.disk).unwrap();
+            let found = crash.disk.to_bytes();
+            let is_old = has_same_files(&found, &bytes);
+            assert!(is_old || is_clean(&found), "seed {seed}, {:?}", crash.kind);
+            (cuts, old) = (cuts + 1, old + u32::from(is_old));
+        }
+    }
+    eprintln!("{cuts} cuts of {repairs} repairs, {old} leave the old volume");
+    if repairs > 0 {
+        assert!(repairs > 3 && old > 30 && cuts > old, "{cuts} cuts of {repairs}, {old} old");
+    }
+}
+
+#[test]
+fn revert_restores_every_byte() {
+    let mut cuts = 0;
+    for seed in 0..scaled_rounds(6) {
+        let Some((bytes, disk, repair)) = planned(seed) else { continue };
+        let mut undo = tempfile::tempfile().unwrap();
+        repair.write(&*disk, Some(undo.try_clone().unwrap()), None).unwrap();
+        let repaired = contents(&disk);
+        assert!(is_clean(&repaired) && repaired != bytes, "seed {seed}");
+        disk.take_events();
+        revert(&*disk, &mut undo).unwrap();
+        assert!(contents(&disk) == bytes, "seed {seed}");
+        for crash in crash_states(&repaired, &disk, seed) {
+            let now = crash.disk.to_bytes();
+            let refused = finish_interrupted_change(&*crash.disk).is_err();
+            let is_whole = now == repaired || now == bytes;
+            assert!(refused || is_whole, "seed {seed}, {:?}", crash.kind);
+            revert(&*crash.disk, &mut undo).unwrap();
+            assert!(crash.disk.to_bytes() == bytes, "seed {seed}, {:?}", crash.kind);
+            cuts += 1;
+        }
+        assert!(cuts > 10);
+    }
+    eprintln!("{cuts} cuts of reverts");
+}
+
+/// A log in a file of its own: a cut leaves the old volume, or what the file completes.
+#[test]
+fn cut_repair_with_scratch_file_is_completed_by_it() {
+    for seed in 0..scaled_rounds(3) {
+        let Some((bytes, disk, repair)) = planned(seed) else { continue };
+        let mut scratch = tempfile::tempfile().unwrap();
+        repair.write(&*disk, None, Some(scratch.try_clone().unwrap())).unwrap();
+        let repaired = contents(&disk);
+        assert!(is_clean(&repaired), "seed {seed}");
+        for crash in crash_states(&bytes, &disk, seed) {
+            let now = crash.disk.to_bytes();
+            let refused = finish_interrupted_change(&*crash.disk).is_err();
+            assert!(refused || now == bytes || now == repaired, "seed {seed}, {:?}", crash.kind);
+            revert(&*crash.disk, &mut scratch).unwrap();
+            assert!(crash.disk.to_bytes() == repaired, "seed {seed}, {:?}", crash.kind);
+        }
+    }
 }
 
 #[test]
