@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
 
 /// When to show progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -75,5 +76,30 @@ impl ByteProgress {
 impl Drop for ByteProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// Progress of checks of a volume, one after the other: each begins anew.
+pub struct CheckProgress {
+    mode: ProgressMode,
+    /// The bar of the current check, and what it was told.
+    bar: Mutex<Option<(ByteProgress, u64)>>,
+}
+
+impl CheckProgress {
+    pub fn new(mode: ProgressMode) -> Self {
+        Self { mode, bar: Mutex::default() }
+    }
+
+    /// Shows `done` of `total` bytes.
+    pub fn show(&self, done: u64, total: u64) {
+        let mut bar = self.bar.lock();
+        // Threads of one check may report a little out of order.
+        if bar.as_ref().is_some_and(|(_, told)| *told > total / 2 && done < *told / 4) {
+            *bar = None;
+        }
+        let (bar, told) = bar.get_or_insert_with(|| (ByteProgress::new(self.mode, total), 0));
+        bar.add(done.saturating_sub(*told));
+        *told = done.max(*told);
     }
 }

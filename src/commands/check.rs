@@ -1,6 +1,5 @@
 //! `draconis check`
 
-use parking_lot::Mutex;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +10,7 @@ use draconis_ext::check::{CheckOptions, Problem, Report, Severity, check};
 use serde::Serialize;
 
 use crate::image::{self, VolumeArgs};
-use crate::progress::{ByteProgress, ProgressMode};
+use crate::progress::{CheckProgress, ProgressMode};
 use crate::report;
 use crate::text::{EscapingOutput, escape_control_chars};
 
@@ -82,14 +81,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
     let disk = image::open_disk_confined(&arguments.image, &arguments.place, None)?;
     let name = arguments.image.display();
-    let bar = Mutex::new(None::<(ByteProgress, u64)>);
-    let progress = |done: u64, total: u64| {
-        let mut bar = bar.lock();
-        let (bar, told) =
-            bar.get_or_insert_with(|| (ByteProgress::new(arguments.progress, total), 0));
-        bar.add(done.saturating_sub(*told));
-        *told = done.max(*told);
-    };
+    let bar = CheckProgress::new(arguments.progress);
+    let progress = |done, total| bar.show(done, total);
     let report = check(&disk, CheckOptions::default(), &progress).map_err(|error| match error {
         error @ Error::Unsupported { .. } => {
             anyhow::Error::from(error).context(format!("{name}: cannot check"))

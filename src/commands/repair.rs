@@ -4,7 +4,6 @@
 //!   image ──exclusive──▶ confined ──▶ planned in memory ──▶ shown ──▶ undo file ──▶ written
 //! ```
 
-use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -22,7 +21,7 @@ use serde::Serialize;
 
 use crate::edit;
 use crate::image::{self, BackingFiles, VolumeArgs};
-use crate::progress::{ByteProgress, ProgressMode};
+use crate::progress::{CheckProgress, ProgressMode};
 use crate::report;
 use crate::text::{EscapingOutput, escape_control_chars};
 
@@ -228,18 +227,8 @@ fn plan_repair(
     disk: &Arc<dyn Disk>,
     now: draconis_types::Time,
 ) -> anyhow::Result<Repair> {
-    let bar = Mutex::new(None::<(ByteProgress, u64)>);
-    let progress = |done: u64, total: u64| {
-        let mut bar = bar.lock();
-        // Each check of the repair begins anew.
-        if bar.as_ref().is_some_and(|(_, told)| done < *told / 2) {
-            *bar = None;
-        }
-        let (bar, told) =
-            bar.get_or_insert_with(|| (ByteProgress::new(arguments.progress, total), 0));
-        bar.add(done.saturating_sub(*told));
-        *told = done.max(*told);
-    };
+    let bar = CheckProgress::new(arguments.progress);
+    let progress = |done, total| bar.show(done, total);
     let options = RepairOptions {
         check: CheckOptions::default(),
         now,

@@ -1,6 +1,6 @@
 //! Disk requests under the exclusive lock.
 //!
-//! No group is submitted and nothing is waited for under the lock. A change reads its blocks before
+//! No group is submitted and no thread waits under the lock. A change reads its blocks before
 //! it begins; reads under the lock are left in three places, the first two bounded by tests:
 //!
 //! - A free of blocks below more indirect blocks than `MAX_PRELOADED_NODES` reads the others, and
@@ -29,7 +29,7 @@ use crate::{AccessTimes, NewNode, OpenOptions, RenameMode, Reserve, Volume, Xatt
 struct LockWatchDisk {
     disk: Arc<MemoryDisk>,
     volume: OnceLock<Weak<Volume>>,
-    /// Requests under the lock: reads that are waited for, reads ahead, and all others.
+    /// Requests under the lock: reads that block, reads ahead, and all others.
     held: [AtomicU64; 3],
     reads: AtomicU64,
 }

@@ -60,6 +60,11 @@ fn e2fsck(path: &Path) -> (bool, String) {
     (output.status.code() == Some(0), String::from_utf8_lossy(&said).into_owned())
 }
 
+/// The first seed.
+fn seed_from_env() -> u64 {
+    std::env::var("DRACONIS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0)
+}
+
 fn matches_line_filter(line: &str) -> bool {
     std::env::var("DRACONIS_MATRIX_ONLY").map_or(true, |only| line.contains(&only))
 }
@@ -182,15 +187,14 @@ fn build_base_volumes(lines: &[&str]) -> Vec<BaseVolume> {
 
 #[test]
 fn verdict_matches_e2fsck() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
     let all: Vec<&str> =
         LINES_TO_CORRUPT.iter().copied().filter(|it| matches_line_filter(it)).collect();
     let bases = build_base_volumes(&all);
     if bases.is_empty() {
         return;
     }
-    let first = number("DRACONIS_SEED").unwrap_or(0);
-    let rounds = 300 * number("DRACONIS_ROUNDS").unwrap_or(1);
+    let first = seed_from_env();
+    let rounds = common::spoil::scaled_rounds(300);
     let seeds: Vec<u64> = (first..first + rounds).collect();
     let tally = Mutex::new((0u64, 0u64, 0u64));
     let results = pool::run_each_in_threads(THREADS, &seeds, |seed| {

@@ -9,8 +9,11 @@ use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::check::What;
 use draconis_ext::{Cookie, FileType, InodeNumber, OpenOptions, Volume};
 
+use crate::common::spoil::scaled_rounds;
 use crate::repairing::{Repaired, repair};
-use crate::{LINES_TO_CORRUPT, THREADS, build_base_volumes, matches_line_filter, plants, pool};
+use crate::{
+    LINES_TO_CORRUPT, THREADS, build_base_volumes, matches_line_filter, plants, pool, seed_from_env,
+};
 
 /// Files and links by their paths.
 type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -111,15 +114,14 @@ fn planted_problems_are_repaired() {
 
 #[test]
 fn corrupted_volumes_are_repaired() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
     let all: Vec<&str> =
         LINES_TO_CORRUPT.iter().copied().filter(|it| matches_line_filter(it)).collect();
     let bases = build_base_volumes(&all);
     if bases.is_empty() {
         return;
     }
-    let first = number("DRACONIS_SEED").unwrap_or(0);
-    let rounds = 150 * number("DRACONIS_ROUNDS").unwrap_or(1);
+    let first = seed_from_env();
+    let rounds = scaled_rounds(150);
     let seeds: Vec<u64> = (first..first + rounds).collect();
     let left = Mutex::new(BTreeMap::<String, u64>::new());
     let unseen = AtomicU64::new(0);
@@ -161,10 +163,9 @@ fn corrupted_volumes_are_repaired() {
 #[test]
 #[ignore = "a comparison, of minutes: DRACONIS_ROUNDS, DRACONIS_SEED"]
 fn repairs_beside_e2fsck() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
     let bases = build_base_volumes(LINES_TO_CORRUPT);
-    let first = number("DRACONIS_SEED").unwrap_or(0);
-    let seeds: Vec<u64> = (first..first + 150 * number("DRACONIS_ROUNDS").unwrap_or(1)).collect();
+    let first = seed_from_env();
+    let seeds: Vec<u64> = (first..first + scaled_rounds(150)).collect();
     // Damaged volumes; then of each tool: silent after one run, with files that are worse, and
     // these files; and those that we leave as they are.
     let tally = Mutex::new([0u64; 8]);
