@@ -86,6 +86,8 @@ pub struct Repair {
     changes: Arc<CowDisk>,
     /// Clusters that belonged to something at any time.
     taken: AtomicBitSet,
+    /// Clusters in use at the last check.
+    used: AtomicBitSet,
     super_: Option<Superblock>,
 }
 
@@ -119,6 +121,7 @@ pub fn plan(
         unfixed: vec![],
         changes,
         taken: AtomicBitSet::new(0),
+        used: AtomicBitSet::new(0),
         super_: None,
     };
     match repair.run(options, progress) {
@@ -255,8 +258,10 @@ impl Repair {
         if self.taken.len() != check.used.len() {
             self.taken = AtomicBitSet::new(check.used.len());
         }
+        self.used = AtomicBitSet::new(check.used.len());
         for at in (0..check.used.len()).step_by(64) {
             self.taken.insert_word(at, check.used.word_from(at));
+            self.used.insert_word(at, check.used.word_from(at));
         }
         self.super_ = Some(check.super_.clone());
     }
@@ -295,14 +300,21 @@ impl Repair {
         Ok(())
     }
 
-    /// Returns the blocks that differ from `disk`.
+    /// Returns the blocks in use that differ from `disk`. Others stay as they are: what was staged
+    /// in them has no use any more, and they may hold the log.
     fn changed_blocks(
         &self,
         disk: &dyn Disk,
         super_: &Superblock,
     ) -> Result<BTreeMap<u64, Vec<u8>>> {
         let mut changed = BTreeMap::new();
+        let first = u64::from(super_.first_data_block);
+        let ratio = u64::from(super_.cluster_blocks.max(1));
+        let cluster = |at: u64| at.saturating_sub(first).checked_div(ratio).unwrap_or(0);
         for (at, bytes) in self.changes.blocks() {
+            if at >= first && !self.used.contains(cluster(at)) {
+                continue;
+            }
             let len = u64::from(super_.block_bytes);
             let extent = Extent::new(at.saturating_mul(len), len);
             if read_bytes(disk, extent).map_err(Error::from)? != *bytes {

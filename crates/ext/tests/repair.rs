@@ -91,7 +91,8 @@ fn contents(disk: &Recorded) -> Vec<u8> {
 #[test]
 fn cut_repair_leaves_old_or_repaired_volume() {
     let (mut cuts, mut repairs, mut old) = (0, 0, 0);
-    for seed in 0..scaled_rounds(12) {
+    // In the last one the journal is made anew, by a change with a log of its own.
+    for seed in (0..scaled_rounds(12)).chain([139]) {
         let Some((bytes, disk, repair)) = planned(seed) else { continue };
         repairs += 1;
         repair.write(&*disk, None, None).unwrap();
