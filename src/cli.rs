@@ -7,8 +7,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::bucket;
 use crate::commands::{
     cat, check, chmod, chown, complete_path, completions, cp, disk_process, export, format, get,
-    grow, info, keeper, kv, lab, ln, ls, manpages, mkdir, mount, mv, put, repair, rm, serve,
-    set_label, shrink, stat, status, store, store_keeper, store_process, tar, touch, tree,
+    grow, info, keeper, kv, lab, ln, ls, manpages, mkdir, mount, mv, put, repair, rescue, rm,
+    serve, set_label, shrink, stat, status, store, store_keeper, store_process, tar, touch, tree,
     truncate, tune, umount, undelete, untar, upgrade, worker,
 };
 
@@ -58,6 +58,7 @@ pub enum Command {
     Get(get::Arguments),
     Tar(tar::Arguments),
     Undelete(undelete::Arguments),
+    Rescue(rescue::Arguments),
     #[command(visible_alias = "mkfs")]
     Format(Box<format::Arguments>),
     Put(put::Arguments),
@@ -114,6 +115,7 @@ impl Command {
             Self::Get(arguments) => get::run(&arguments),
             Self::Tar(arguments) => tar::run(&arguments),
             Self::Undelete(arguments) => undelete::run(&arguments),
+            Self::Rescue(arguments) => rescue::run(&arguments),
             Self::Format(arguments) => format::run(&arguments),
             Self::Put(arguments) => put::run(&arguments),
             Self::Untar(arguments) => untar::run(&arguments),

@@ -24,6 +24,7 @@ pub mod mount;
 pub mod mv;
 pub mod put;
 pub mod repair;
+pub mod rescue;
 pub mod rm;
 pub mod serve;
 pub mod set_label;

@@ -149,6 +149,25 @@ impl ExtractionDest {
     }
 }
 
+impl ExtractionDest {
+    /// Returns true if a file is there with the size and the time of modification of an item: an
+    /// extraction sets the time last.
+    pub fn has_complete_file(&self, item: ExtractionItem<'_>) -> bool {
+        let path = crate::target::join_path(&self.name, item.path);
+        let resolve =
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve) else {
+            return false;
+        };
+        let Ok(found) = rustix::fs::fstat(&file) else { return false };
+        let Time { seconds, nanoseconds } = item.attributes.modified;
+        HostFileType::from_raw_mode(found.st_mode) == HostFileType::RegularFile
+            && u64::try_from(found.st_size) == Ok(item.attributes.size_bytes)
+            && (found.st_mtime, found.st_mtime_nsec as u32) == (seconds, nanoseconds)
+    }
+}
+
 impl<'a> TreeExtraction<'a> {
     /// Prepares an extraction. `pieces` are the contents of all files, in the order of the plan.
     pub fn new(

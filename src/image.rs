@@ -20,7 +20,7 @@ pub use draconis_access::store_disk;
 use draconis_access::store_disk::{StoreDiskName, UnreadStoreDisk};
 use draconis_container::is_seekable;
 use draconis_device::{Disk, LockMode, lock_file};
-use draconis_ext::{Follow, InodeNumber, Volume};
+use draconis_ext::{Follow, InodeNumber, SuperblockPlace, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Confinement, SandboxProfile};
 use draconis_service::volume::{self, LocatedVolume, VolumeTree};
@@ -68,6 +68,32 @@ pub fn sources_to_protect(image: &Path, place: &VolumeArgs) -> ReadSources {
     let mut sources = ReadSources::of_image(image, &place.backing);
     bucket::cli_journal_file().iter().for_each(|file| sources.add(file));
     sources
+}
+
+/// Which superblock of a volume to use.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SuperblockArgs {
+    /// Use the backup superblock in this block (of --block-size bytes, else of any size).
+    #[arg(long, value_name = "BLOCK")]
+    superblock: Option<u64>,
+    /// Block size in bytes, for the search of a backup superblock.
+    #[arg(long, value_name = "BYTES", value_parser = parse_block_size)]
+    block_size: Option<u32>,
+}
+
+impl SuperblockArgs {
+    /// Returns the place as the library's type.
+    pub fn place(&self) -> SuperblockPlace {
+        SuperblockPlace { block: self.superblock, block_bytes: self.block_size }
+    }
+}
+
+fn parse_block_size(text: &str) -> Result<u32, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    let bytes = u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| (1024..=65536).contains(bytes) && bytes.is_power_of_two());
+    bytes.ok_or_else(|| "a block has 1024, 2048, 4096 .. 65536 bytes".to_owned())
 }
 
 /// Parses the name of a disk in a store, in a file or a bucket; `None` for other images.

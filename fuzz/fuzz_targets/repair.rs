@@ -13,6 +13,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|bytes: &[u8]| {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
     let options = RepairOptions {
+        superblock: Default::default(),
         check: CheckOptions { threads: 1, ..CheckOptions::default() },
         now: Time { seconds: 1_800_000_000, nanoseconds: 0 },
         max_change_bytes: 16 << 20,

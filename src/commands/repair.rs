@@ -20,7 +20,7 @@ use draconis_service::volume::locate_for_writing;
 use serde::Serialize;
 
 use crate::edit;
-use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::image::{self, BackingFiles, SuperblockArgs, VolumeArgs};
 use crate::progress::{CheckProgress, ProgressMode};
 use crate::report;
 use crate::text::{EscapingOutput, escape_control_chars};
@@ -44,6 +44,9 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: VolumeArgs,
+    /// Which superblock to use.
+    #[command(flatten)]
+    superblock: SuperblockArgs,
     /// List each problem with its fix, and write nothing.
     #[arg(short = 'n', long, conflicts_with_all = ["yes", "preen", "revert"])]
     dry_run: bool,
@@ -230,6 +233,7 @@ fn plan_repair(
     let bar = CheckProgress::new(arguments.progress);
     let progress = |done, total| bar.show(done, total);
     let options = RepairOptions {
+        superblock: arguments.superblock.place(),
         check: CheckOptions::default(),
         now,
         max_change_bytes: arguments.memory.saturating_mul(1 << 20),
@@ -276,7 +280,7 @@ fn print(arguments: &Arguments, repair: &Repair, written: bool) -> anyhow::Resul
         (false, left) => writeln!(
             out,
             "{name}: {left} problems have no fix, nothing is written; \
-             copy what can be read (draconis get -r), then let e2fsck -f repair it"
+             copy what can be read (draconis rescue), then let e2fsck -f repair it"
         )?,
     }
     Ok(out.flush()?)

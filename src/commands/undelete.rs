@@ -412,7 +412,7 @@ impl<'a> RestorePlan<'a> {
 }
 
 /// Returns the attributes of a directory that is only there for what is in it.
-fn implied_directory() -> Attributes {
+pub fn implied_directory() -> Attributes {
     let zero = Time { seconds: 0, nanoseconds: 0 };
     Attributes {
         node: Node::ROOT,

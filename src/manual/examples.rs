@@ -104,6 +104,16 @@ pub const COMMAND_EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "draconis-rescue",
+        &[
+            ("Copy out what can be read of a damaged volume", "draconis rescue disk.img rescued"),
+            (
+                "The same of a volume in a partition, with a summary in JSON",
+                "draconis rescue --partition 1 --json parted.img from-partition",
+            ),
+        ],
+    ),
+    (
         "draconis-undelete",
         &[
             ("List deleted files", "draconis undelete disk.img"),

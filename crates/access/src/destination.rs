@@ -202,6 +202,23 @@ impl ReadSources {
         Ok(file)
     }
 
+    /// Opens a file to read and write, whose contents stay: creates it if missing.
+    ///
+    /// # Errors
+    /// The file is a source, in use, no file, or not writable.
+    pub fn open_or_create(&self, dest: &Path) -> anyhow::Result<File> {
+        let shown = || dest.display().to_string();
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(dest).with_context(shown)?;
+        let found = file.metadata().with_context(shown)?;
+        anyhow::ensure!(found.is_file(), "{}: not a file", shown());
+        self.refuse_same_identity(FileIdentity::from_metadata(&found), &shown())?;
+        self.refuse_inside_source(dest)?;
+        self.check_unused(&file, FileIdentity::from_metadata(&found), &shown())?;
+        Ok(file)
+    }
+
     /// Overwrites a file with `bytes`, opened as by [`ReadSources::create`].
     ///
     /// # Errors

@@ -255,7 +255,7 @@ pub struct ChunkSender {
 
 impl ChunkSender {
     /// Queues a chunk; returns false once the receiver is known to be gone.
-    fn send(&mut self, piece: FileChunk) -> bool {
+    pub fn send(&mut self, piece: FileChunk) -> bool {
         if let FileChunk::Data(_, data) = &piece {
             self.bytes += data.len();
         }
@@ -264,7 +264,8 @@ impl ChunkSender {
         !is_full || self.flush()
     }
 
-    fn flush(&mut self) -> bool {
+    /// Sends what is queued; returns false if the receiver is gone.
+    pub fn flush(&mut self) -> bool {
         self.bytes = 0;
         self.to.send(std::mem::take(&mut self.batch)).is_ok()
     }

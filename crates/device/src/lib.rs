@@ -55,6 +55,7 @@ mod random;
 mod raw;
 mod readers;
 mod remote;
+pub mod sector_map;
 #[cfg(test)]
 #[path = "../../../tests/common/skipped.rs"]
 mod skipped;

@@ -194,6 +194,11 @@ impl BlockStore {
         self.verify_checksum(block, role, &bytes).map(|()| bytes)
     }
 
+    /// Returns the disk.
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
     /// Verifies the checksum of a block read from the disk.
     pub(crate) fn verify_checksum(&self, block: FsBlock, role: Role, bytes: &[u8]) -> Result<()> {
         self.checksums.as_ref().map_or(Ok(()), |sums| sums.verify_checksum(role, block, bytes))

@@ -2,6 +2,7 @@
 //!
 //! Law: a block that is unreadable or damaged hides its own names and no others.
 
+pub(crate) mod broken_chain;
 pub(crate) mod build;
 pub(crate) mod edit;
 mod htree;

@@ -62,6 +62,7 @@
 
 mod access_times;
 mod alloc;
+mod backup;
 mod blocks;
 mod cache;
 mod change_record;
@@ -89,6 +90,7 @@ mod quota;
 mod reader;
 mod redo_log;
 pub mod repair;
+pub mod rescue;
 mod resume;
 mod rewrite;
 pub mod shrink;
@@ -105,6 +107,7 @@ mod xattr;
 pub use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 pub use draconis_types::{AttributeChange, Attributes, FileType, SetTime, Time};
 
+pub use backup::{SuperblockPlace, find_backup_superblock};
 pub use blocks::DeviceStatistics;
 pub use blocks::data::SharedBytes;
 pub use cache::CacheStatistics;

@@ -10,6 +10,7 @@ use draconis_device::{Atomic, Disk, Properties};
 use draconis_types::FileType;
 
 use crate::alloc::Groups;
+use crate::backup::{SuperblockPlace, UsableVolume, open_superblock};
 use crate::blocks::uncached::read_superblock;
 use crate::commit::protocol::CommitProtocol;
 use crate::commit::protocol::atomic::AtomicProtocol;
@@ -33,15 +34,28 @@ use crate::write_context::{WriteContext, WriteState};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
-    /// Opens the volume on `disk` for reading. A journal that needs recovery is replayed in memory,
-    /// up to its first damage; the disk does not change.
+    /// Opens the volume on `disk` for reading. A damaged superblock, or descriptor of a group, is
+    /// replaced by a backup. A journal that needs recovery is replayed in memory, up to its first
+    /// damage; the disk does not change.
     ///
     /// # Errors
     /// [`Error::NotExt`]; [`Error::Unsupported`] naming all unsupported features;
-    /// [`Error::Corrupt`] for an invalid superblock; [`Error::Io`].
+    /// [`Error::Corrupt`] for an invalid superblock without backups; [`Error::Io`].
     pub fn open(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self> {
-        let mut super_ = read_superblock(&*disk)?;
-        let (mut disk, mut damage) = (disk, None);
+        Self::open_with_superblock(disk, options, &SuperblockPlace::default())
+    }
+
+    /// [`Volume::open`] with the superblock at `place`.
+    ///
+    /// # Errors
+    /// As [`Volume::open`]; [`Error::Corrupt`] if there is no valid backup at `place`.
+    pub fn open_with_superblock(
+        disk: Arc<dyn Disk>,
+        options: OpenOptions,
+        place: &SuperblockPlace,
+    ) -> Result<Self> {
+        let UsableVolume { mut disk, mut super_, substitute } = open_superblock(disk, place)?;
+        let mut damage = None;
         if super_.needs_recovery() {
             ReplayedVolume { disk, super_, damage, .. } = journal::open_replayed(disk, &super_)?;
         }
@@ -52,8 +66,20 @@ impl Volume {
         }
         let mut volume = Self::open_unreplayed(disk, options, super_);
         volume.journal_damage = damage;
+        volume.substitute = substitute;
+        if let Some(reason) = &volume.substitute {
+            log::warn!("{reason}");
+        }
         if let Some(reason) = volume.journal_damage_text() {
             log::warn!("{reason}");
+        }
+        // Descriptors without checksums may be valid and wrong.
+        if volume.reader.directory(InodeNumber::ROOT).is_err() {
+            volume.reader.prefers_backups = true;
+            volume.reader.prefers_backups = volume.reader.directory(InodeNumber::ROOT).is_ok();
+            if volume.reader.prefers_backups {
+                log::warn!("the group descriptors are damaged: their backups are used");
+            }
         }
         Ok(volume)
     }

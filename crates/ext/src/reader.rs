@@ -1,6 +1,7 @@
 //! Reading of a volume. Callers on a writable volume hold its lock.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_device::Disk;
 
@@ -29,6 +30,10 @@ pub(crate) struct VolumeReader {
     pub(crate) disk_bytes: u64,
     /// True if the volume may change between two reads.
     pub(crate) is_writable: bool,
+    /// True if the descriptors are read from their backups: they lead to no root directory.
+    pub(crate) prefers_backups: bool,
+    /// True once a backup of a descriptor was used.
+    has_used_backup: AtomicBool,
 }
 
 impl CacheWeight for Arc<Inode> {
@@ -56,7 +61,14 @@ impl VolumeReader {
             super_,
             disk_bytes,
             is_writable: false,
+            prefers_backups: false,
+            has_used_backup: AtomicBool::new(false),
         }
+    }
+
+    /// Says nothing of backups that are used: another reader of the volume does.
+    pub(crate) fn without_warnings(self) -> Self {
+        Self { has_used_backup: AtomicBool::new(true), ..self }
     }
 
     /// Returns the number of blocks on the disk.
@@ -97,7 +109,7 @@ impl VolumeReader {
     }
 
     /// Returns the block of an inode and its offset there.
-    fn inode_location(&self, number: InodeNumber) -> Result<(FsBlock, usize)> {
+    pub(crate) fn inode_location(&self, number: InodeNumber) -> Result<(FsBlock, usize)> {
         let nth = number.0.checked_sub(1).filter(|nth| *nth < self.super_.inodes);
         let nth = nth.ok_or(Error::NotFound)?;
         let per_group = self.super_.inodes_per_group;
@@ -110,8 +122,50 @@ impl VolumeReader {
         Ok((block, saturating_usize(at.checked_rem(block_bytes).unwrap_or(0))))
     }
 
+    /// Returns the descriptor of a group. On a read-only volume a damaged one is replaced by its
+    /// first valid backup, which says where the structures are, but nothing about their use.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Io`].
     pub(crate) fn group(&self, group: GroupNumber) -> Result<GroupDescriptor> {
         let (block, slot) = self.super_.descriptor_location(group);
+        if self.prefers_backups
+            && let Some(backup) = self.backup_descriptor(group, block, slot)
+        {
+            return Ok(backup);
+        }
+        self.descriptor_in(block, slot, group).or_else(|error| {
+            let backup = match self.is_writable {
+                true => None,
+                false => self.backup_descriptor(group, block, slot),
+            };
+            let backup = backup.ok_or(error.clone())?;
+            if !self.has_used_backup.swap(true, Ordering::Relaxed) {
+                log::warn!("group {}: {error}: its backup is used; others likewise", group.0);
+            }
+            Ok(backup)
+        })
+    }
+
+    fn backup_descriptor(
+        &self,
+        group: GroupNumber,
+        primary: FsBlock,
+        slot: u32,
+    ) -> Option<GroupDescriptor> {
+        let nth = group.0.checked_div(self.super_.descriptors_per_block())?;
+        let copies = self.super_.descriptor_locations(nth).into_iter();
+        let mut copies = copies.filter(|at| *at != primary && self.super_.is_valid_block(*at));
+        let found = copies.find_map(|at| self.descriptor_in(at, slot, group).ok())?;
+        Some(GroupDescriptor { flags: 0, unused_inodes: 0, ..found })
+    }
+
+    fn descriptor_in(
+        &self,
+        block: FsBlock,
+        slot: u32,
+        group: GroupNumber,
+    ) -> Result<GroupDescriptor> {
         let bytes = self.store.block(block, Role::Descriptors)?;
         if !group::has_valid_checksum(&bytes, slot, &self.super_, group) {
             return Err(Error::corrupt("group descriptor: checksum").with_block(block));

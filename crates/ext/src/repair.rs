@@ -31,6 +31,7 @@ use std::sync::Arc;
 use draconis_device::{Disk, Extent};
 use draconis_types::Time;
 
+use crate::backup::{self, SuperblockPlace, block_bytes};
 use crate::blocks::cow_disk::CowDisk;
 use crate::blocks::uncached::{read_bytes, read_raw_superblock};
 use crate::check::bit_set::AtomicBitSet;
@@ -56,6 +57,8 @@ const MAX_ATTEMPTS: u32 = 3;
 /// Options of a repair.
 #[derive(Clone, Copy, Debug)]
 pub struct RepairOptions {
+    /// Where the superblock is to be taken from.
+    pub superblock: SuperblockPlace,
     /// Options of each check.
     pub check: CheckOptions,
     /// Time of the repair.
@@ -101,9 +104,10 @@ pub fn plan(
     progress: Progress<'_>,
 ) -> Result<Repair> {
     let raw = match read_raw_superblock(&**disk) {
-        Ok(raw) if superblock::block_bytes(&raw).is_some() => raw,
+        Ok(raw) if options.superblock.block.is_none() && block_bytes(&raw).is_some() => raw,
         Ok(_) | Err(Error::NotExt) => {
-            superblock::find_backup(&**disk, None).ok_or(Error::NotExt)?.0
+            let none = backup::none_found(&options.superblock, Error::NotExt);
+            backup::find(&**disk, None, &options.superblock).ok_or(none)?.raw
         }
         Err(other) => return Err(other.into()),
     };
@@ -111,8 +115,7 @@ pub fn plan(
         let feature = "unfinished: a change of the whole volume was cut off".to_owned();
         return Err(Error::Unsupported { feature }.into());
     }
-    let block_bytes =
-        superblock::block_bytes(&raw).ok_or(Error::corrupt("superblock: block size"))?;
+    let block_bytes = block_bytes(&raw).ok_or(Error::corrupt("superblock: block size"))?;
     let most = options.max_change_bytes.checked_div(block_bytes.into()).unwrap_or(0);
     let changes = Arc::new(CowDisk::new(disk.clone(), block_bytes, saturating_usize(most)));
     let mut repair = Repair {
@@ -146,14 +149,17 @@ impl Repair {
 
     fn run(&mut self, options: &RepairOptions, progress: Progress<'_>) -> Result<()> {
         let disk: Arc<dyn Disk> = self.changes.clone();
-        if let Some((problem, action)) = superblock::restore_unusable(&self.changes)? {
+        if let Some((problem, action)) =
+            superblock::restore_unusable(&self.changes, &options.superblock)?
+        {
             self.note(problem, action);
         }
-        self.replay_journal(&disk)?;
         let options_of_check = CheckOptions { max_problems: PROBLEMS_PER_ROUND, ..options.check };
         let mut attempts: HashMap<Problem, u32> = HashMap::new();
         let mut later = BTreeSet::new();
         for round in 0..MAX_ROUNDS {
+            // A superblock from a backup says only now that there is something to replay.
+            self.replay_journal(&disk)?;
             let raw = read_raw_superblock(&*disk)?;
             let (report, found) = check::examine(&disk, raw, false, options_of_check, progress)?;
             if round == 0 || report.complete && !self.before.complete {
@@ -397,7 +403,7 @@ impl Repair {
         }
         // The log is found by the superblock: one that is none is replaced first.
         let old = read_raw_superblock(disk).ok();
-        if old.and_then(|old| superblock::block_bytes(&old)) != Some(super_.block_bytes) {
+        if old.and_then(|old| block_bytes(&old)) != Some(super_.block_bytes) {
             superblock::write_first(disk, &to_be)?;
         }
         let mut redo = RedoLog::new(disk, super_.block_bytes, ranges);
@@ -426,7 +432,7 @@ enum LaterStep {
 struct Fixer<'a> {
     /// What the check found out; `None` if it ended with the superblock.
     check: Option<&'a Check<'a>>,
-    changes: &'a CowDisk,
+    changes: &'a Arc<CowDisk>,
     taken: &'a AtomicBitSet,
     /// Cluster from which on free ones are sought.
     next_free: u64,

@@ -29,7 +29,8 @@ use std::sync::Arc;
 use draconis_device::{Disk, Extent};
 use draconis_types::{Attributes, FileType, Time};
 
-use crate::blocks::uncached::{read_bytes, read_superblock};
+use crate::backup::{SuperblockPlace, UsableVolume, open_superblock};
+use crate::blocks::uncached::read_bytes;
 use crate::journal;
 use crate::map::BlockLocation;
 use crate::options::OpenOptions;
@@ -138,7 +139,11 @@ impl DeletedFiles {
     /// # Errors
     /// As [`crate::Volume::open`]. Damage elsewhere is skipped.
     pub fn scan(disk: Arc<dyn Disk>, limits: Limits) -> Result<Self> {
-        let super_ = read_superblock(&*disk)?;
+        let usable = open_superblock(disk, &SuperblockPlace::default())?;
+        let UsableVolume { disk, super_, substitute } = usable;
+        if let Some(reason) = substitute {
+            log::warn!("{reason}");
+        }
         let (mut history, mut journal_damage) = (History::empty(), None);
         if super_.journal.is_some() {
             match journal::open_journal(disk.clone(), &super_).and_then(History::scan) {

@@ -31,6 +31,8 @@ pub struct Volume {
     pub(crate) writing: Option<WriteContext>,
     /// Reason why some changes committed in the journal cannot be read.
     pub(crate) journal_damage: Option<Error>,
+    /// What stands in for a damaged superblock.
+    pub(crate) substitute: Option<String>,
     /// Clusters of the volume's own metadata, once counted.
     metadata_clusters: OnceLock<u64>,
     options: OpenOptions,
@@ -103,6 +105,7 @@ impl Volume {
             reader: VolumeReader::new(disk, &options, super_),
             writing: None,
             journal_damage: None,
+            substitute: None,
             metadata_clusters: OnceLock::new(),
             options,
         }
@@ -206,10 +209,14 @@ impl Volume {
         })
     }
 
-    /// Returns the reason why the volume must not be written: a damaged journal, or its features.
+    /// Returns the reason why the volume must not be written: a damaged superblock or journal, or its
+    /// features.
     pub fn read_only_reason(&self) -> Option<String> {
         let is_claimed = self.writing.as_ref().is_some_and(|writing| writing.claim.is_some());
-        self.journal_damage_text().or_else(|| self.reader.super_.read_only_reason(is_claimed))
+        self.substitute
+            .clone()
+            .or_else(|| self.journal_damage_text())
+            .or_else(|| self.reader.super_.read_only_reason(is_claimed))
     }
 
     /// Returns the reason why some changes committed in the journal cannot be read.

@@ -95,6 +95,14 @@ impl CowDisk {
         Ok(())
     }
 
+    /// Returns true if all blocks of a range are changed.
+    fn has_whole(&self, at: Extent) -> bool {
+        let end = at.start_bytes.saturating_add(at.len_bytes).div_ceil(self.block_bytes.max(1));
+        let first = at.start_bytes.checked_div(self.block_bytes).unwrap_or(0);
+        let changed = self.changed.lock().range(first..end.max(first)).count() as u64;
+        changed == end.saturating_sub(first) && at.len_bytes > 0
+    }
+
     fn apply_changes(&self, at: Extent, into: &mut Block) {
         let end = at.start_bytes.saturating_add(at.len_bytes);
         let first = at.start_bytes.checked_div(self.block_bytes).unwrap_or(0);
@@ -124,7 +132,8 @@ impl Disk for CowDisk {
         if self.changed.lock().is_empty() {
             return self.disk.read(at, into, urgency);
         }
-        let read = self.disk.read_now(at, into);
+        // What is changed as a whole is read although the disk cannot read it any more.
+        let read = if self.has_whole(at) { Ok(into) } else { self.disk.read_now(at, into) };
         Pending::ready(read.map(|mut block| {
             self.apply_changes(at, &mut block);
             block

@@ -299,6 +299,12 @@ impl RawSuperblock {
         self.s_wtime.set(now);
     }
 
+    /// Marks the volume as in need of journal recovery.
+    pub fn set_needs_recovery(&mut self) {
+        let features = self.s_feature_incompat.get() | Incompatible::RECOVER.bits();
+        self.s_feature_incompat.set(features);
+    }
+
     /// Clears the mark for journal recovery.
     pub fn set_recovered(&mut self) {
         let features = self.s_feature_incompat.get() & !Incompatible::RECOVER.bits();

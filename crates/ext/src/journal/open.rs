@@ -34,7 +34,8 @@ const MAX_JOURNAL_RUNS: usize = 1 << 16;
 /// As [`super::open_replayed`].
 pub(crate) fn open_journal(disk: Arc<dyn Disk>, volume: &Superblock) -> Result<JournalFile> {
     let inode = volume.journal.ok_or_else(|| unusable_journal_error(volume))?;
-    let plain = VolumeReader::new(disk.clone(), &MINIMAL_OPTIONS, volume.clone());
+    let plain =
+        VolumeReader::new(disk.clone(), &MINIMAL_OPTIONS, volume.clone()).without_warnings();
     let node = plain.node(inode).map_err(|error| match error {
         Error::NotFound if volume.journal_device != 0 => unusable_journal_error(volume),
         Error::NotFound => Error::corrupt("journal: its inode is unused").with_inode(inode),

@@ -10,14 +10,15 @@ use super::groups::initialise;
 use super::maps::MappedRun;
 use crate::check::raw_inode::has_map;
 use crate::check::{Problem, What};
+use crate::dir::broken_chain::{next_chain, parse};
 use crate::dir::build::{DirectoryFormat, NewDirent, build_directory};
 use crate::format::dir_tail;
-use crate::format::dirent::{DirBlockFormat, rec_len_from_disk};
+use crate::format::dirent::DirBlockFormat;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::NameHash;
 use crate::format::inode::{RawInode, flags};
 use crate::format::inode_slot::{InodeSlot, InodeTime};
-use crate::format::{le16, le32};
+use crate::format::le16;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FileId, InodeNumber, Result};
 
@@ -189,7 +190,8 @@ impl Fixer<'_> {
         let mut at = 0usize;
         while at < area.len() {
             let Some((inode, name, len)) = parse(area, at) else {
-                let Some(next) = self.next_chain(area, at) else { return Ok(()) };
+                let may_be_named = |inode| self.may_be_named(inode);
+                let Some(next) = next_chain(area, at, may_be_named) else { return Ok(()) };
                 at = next;
                 continue;
             };
@@ -232,35 +234,6 @@ impl Fixer<'_> {
             (check.super_.first_inode.0..=check.super_.inodes).contains(&inode)
                 && check.inode_states.get(inode).is_used()
         })
-    }
-
-    /// Returns the first place behind `broken` from which on all is a chain of valid records, one
-    /// of them used.
-    fn next_chain(&self, area: &[u8], broken: usize) -> Option<usize> {
-        // For each record from the end on: whether a chain begins there, and whether it is used.
-        let mut chains: Vec<Option<bool>> = vec![None; area.len().div_ceil(4)];
-        let mut first = None;
-        let start = broken.saturating_add(4).next_multiple_of(4);
-        for at in (start..area.len()).step_by(4).rev() {
-            let Some((inode, name, len)) = parse(area, at) else { continue };
-            let is_name = !name.is_empty() && !name.iter().any(|it| matches!(it, 0 | b'/'));
-            if inode != 0 && !(is_name && self.may_be_named(inode)) {
-                continue;
-            }
-            let end = at.saturating_add(len);
-            let rest = match end == area.len() {
-                true => Some(false),
-                false => chains.get(end / 4).copied().flatten(),
-            };
-            let Some(rest) = rest else { continue };
-            if let Some(chain) = chains.get_mut(at / 4) {
-                *chain = Some(rest || inode != 0);
-            }
-            if rest || inode != 0 {
-                first = Some(at);
-            }
-        }
-        first
     }
 
     /// Returns all directories and the inodes that they name.
@@ -471,18 +444,6 @@ impl Fixer<'_> {
 pub(super) fn is_inline(slot: &[u8]) -> bool {
     RawInode::ref_from_prefix(slot)
         .is_ok_and(|(raw, _)| raw.i_flags.get() & flags::INLINE_DATA != 0)
-}
-
-/// Parses the record at `at`: inode, name and length.
-fn parse(area: &[u8], at: usize) -> Option<(u32, &[u8], usize)> {
-    let rest = area.get(at..)?;
-    let len = rec_len_from_disk(le16(rest, 4)?, area.len());
-    let whole = rest.get(..len)?;
-    if len < 12 || !len.is_multiple_of(4) {
-        return None;
-    }
-    let name = whole.get(8..)?.get(..usize::from(*whole.get(6)?))?;
-    Some((le32(whole, 0)?, name, len))
 }
 
 /// Names of a directory: one that is there gets a suffix.

@@ -1,91 +1,53 @@
 //! The superblock: from a backup, or sealed anew.
 
-use draconis_device::{Disk, Extent, Group};
-use zerocopy::IntoBytes;
+use std::sync::Arc;
+
+use draconis_device::{Disk, Group};
 
 use super::{Fixer, LaterStep};
+use crate::backup::{self, SuperblockPlace, block_bytes};
 use crate::blocks::cow_disk::CowDisk;
-use crate::blocks::uncached::{read_bytes, write_of};
 use crate::check::{Problem, What};
 use crate::format::features::{Compatible, Incompatible};
-use crate::format::group::is_sparse_backup;
-use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock, STATE_CLEAN};
+use crate::format::superblock::{RawSuperblock, WRONG_CHECKSUM};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, Result};
 
-/// Groups that are searched for a backup.
-const SEARCHED_GROUPS: u32 = 128;
-
-/// Returns the block size, if it is one.
-pub(super) fn block_bytes(raw: &RawSuperblock) -> Option<u32> {
-    let bytes = 1024u32.checked_shl(raw.s_log_block_size.get())?;
-    (1024..=65536).contains(&bytes).then_some(bytes)
-}
-
-/// Finds the first valid backup of the superblock, and the block size of its volume.
-pub(super) fn find_backup(
-    disk: &dyn Disk,
-    primary: Option<&RawSuperblock>,
-) -> Option<(RawSuperblock, u32)> {
-    let said = primary.and_then(block_bytes);
-    let sizes = said.into_iter().chain((0..7).map(|log| 1024 << log));
-    for bytes in sizes {
-        let first = u64::from(bytes == 1024);
-        let whole = u64::from(bytes).saturating_mul(8);
-        let said = primary.map_or(whole, |raw| raw.s_blocks_per_group.get().into());
-        for per_group in [said, whole] {
-            for group in (1..SEARCHED_GROUPS).filter(|it| is_sparse_backup(*it) || *it == 2) {
-                let block = first.saturating_add(per_group.saturating_mul(group.into()));
-                let at = Extent::new(block.saturating_mul(bytes.into()), LEN_BYTES as u64);
-                if at.end_bytes() > Some(disk.properties().len_bytes) {
-                    break;
-                }
-                let Ok(found) = read_bytes(disk, at) else { continue };
-                let Ok(raw) = RawSuperblock::view(&found) else { continue };
-                if block_bytes(raw) == Some(bytes)
-                    && u32::from(raw.s_block_group_nr.get()) == group
-                    && raw.check().is_ok()
-                {
-                    return Some((raw.clone(), bytes));
-                }
-            }
-        }
-    }
-    None
-}
-
-/// Returns the primary superblock for a backup.
-fn as_primary(backup: &RawSuperblock) -> RawSuperblock {
-    let mut raw = backup.clone();
-    raw.s_block_group_nr.set(0);
-    raw.s_state.set(STATE_CLEAN);
-    raw.set_checksum();
-    raw
-}
-
-/// Puts a backup in the place of a superblock that is none, or needs what no driver knows.
-pub(super) fn restore_unusable(changes: &CowDisk) -> Result<Option<(Problem, &'static str)>> {
-    let (why, found) = match crate::blocks::uncached::read_raw_superblock(changes) {
-        Err(Error::NotExt) => ("magic number", None),
+/// Puts a backup in the place of a superblock that is none, has a wrong checksum, needs what no
+/// driver knows, or is to be replaced.
+pub(super) fn restore_unusable(
+    changes: &Arc<CowDisk>,
+    place: &SuperblockPlace,
+) -> Result<Option<(Problem, &'static str)>> {
+    let (what, name, found) = match crate::blocks::uncached::read_raw_superblock(&**changes) {
+        Err(Error::NotExt) => (What::Superblock, Some("magic number"), None),
         Err(other) => return Err(other),
-        Ok(raw) if block_bytes(&raw).is_none() => ("block size", None),
+        Ok(raw) if block_bytes(&raw).is_none() => (What::Superblock, Some("block size"), None),
+        Ok(raw) if place.block.is_some() => {
+            (What::Superblock, Some("another is to be used"), Some(raw))
+        }
         Ok(raw) => match raw.check_lenient() {
-            Err(Error::Unsupported { .. }) => ("features", Some(raw)),
+            Err(Error::Unsupported { .. }) => (What::Superblock, Some("features"), Some(raw)),
+            Err(Error::Corrupt { what: WRONG_CHECKSUM, .. }) => {
+                (What::SuperblockChecksum, None, Some(raw))
+            }
             _ => return Ok(None),
         },
     };
-    let Some((backup, _)) = find_backup(changes, found.as_ref()) else {
-        return if found.is_some() { Ok(None) } else { Err(Error::NotExt) };
+    let Some(backup) = backup::find(&**changes, found.as_ref(), place) else {
+        return match (&found, place.block) {
+            (Some(_), None) => Ok(None),
+            _ => Err(backup::none_found(place, Error::NotExt)),
+        };
     };
-    write(changes, &as_primary(&backup))?;
-    let problem = Problem { name: Some(why.into()), ..Problem::new(What::Superblock) };
+    let problem = Problem { name: name.map(Into::into), ..Problem::new(what) };
+    let is_intact = found.is_some_and(|raw| have_same_layout(&raw, &backup.raw));
+    if what == What::SuperblockChecksum && is_intact {
+        edit(changes, |_| ())?;
+        return Ok(Some((problem, "the superblock agrees with a backup, and is sealed anew")));
+    }
+    backup::put_as_primary(changes, &backup)?;
     Ok(Some((problem, "the superblock is restored from a backup")))
-}
-
-fn write(changes: &CowDisk, raw: &RawSuperblock) -> Result<()> {
-    let writes = vec![write_of(OFFSET_BYTES, raw.as_bytes())];
-    let sent = changes.submit(Group { writes }, &[]);
-    sent.map(drop).map_err(|refused| Error::Io(refused.error))
 }
 
 /// Writes a superblock to a disk that has none; its first sector last.
@@ -106,7 +68,7 @@ pub(super) fn edit<T>(
     let mut raw = crate::blocks::uncached::read_raw_superblock(changes)?;
     let done = change(&mut raw);
     raw.set_checksum();
-    write(changes, &raw)?;
+    backup::put(changes, &raw)?;
     Ok(done)
 }
 
@@ -152,32 +114,27 @@ impl Fixer<'_> {
 
     /// Fixes a superblock whose check failed.
     pub(super) fn fix_superblock(&mut self, problem: &Problem) -> Result<()> {
-        let raw = crate::blocks::uncached::read_raw_superblock(self.changes)?;
-        let backup = find_backup(self.changes, Some(&raw)).map(|(backup, _)| backup);
-        match backup {
-            Some(backup)
-                if problem.what == What::SuperblockChecksum && have_same_layout(&raw, &backup) =>
-            {
-                self.edit_super(|_| ())?;
-                self.done(problem, "the superblock agrees with a backup, and is sealed anew");
-            }
-            Some(backup) if self.attempt == 1 => {
-                write(self.changes, &as_primary(&backup))?;
+        if self.attempt == 1 {
+            let raw = crate::blocks::uncached::read_raw_superblock(&**self.changes)?;
+            let place = SuperblockPlace::default();
+            if let Some(backup) = backup::find(&**self.changes, Some(&raw), &place) {
+                backup::put_as_primary(self.changes, &backup)?;
                 self.done(problem, "the superblock is restored from a backup");
+                return Ok(());
             }
-            None if problem.what == What::SuperblockChecksum && self.attempt == 1 => {
+            if problem.what == What::SuperblockChecksum {
                 self.edit_super(|_| ())?;
                 self.done(problem, "there is no backup: the superblock is sealed anew");
+                return Ok(());
             }
-            _ => self.fix_field(problem)?,
         }
-        Ok(())
+        self.fix_field(problem)
     }
 
     /// Fixes fields of the superblock that the rest of it determines.
     fn fix_field(&mut self, problem: &Problem) -> Result<()> {
         let expected = problem.expected.and_then(|value| u32::try_from(value).ok());
-        let raw = crate::blocks::uncached::read_raw_superblock(self.changes)?;
+        let raw = crate::blocks::uncached::read_raw_superblock(&**self.changes)?;
         let len = u64::from(block_bytes(&raw).unwrap_or(1024));
         let disk_blocks = self.changes.properties().len_bytes.checked_div(len).unwrap_or(0);
         let changed = self.edit_super(|raw| {

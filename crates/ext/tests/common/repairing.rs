@@ -13,7 +13,12 @@ use crate::common::Image;
 pub const NOW: Time = Time { seconds: 1_800_000_000, nanoseconds: 0 };
 
 pub fn options() -> RepairOptions {
-    RepairOptions { check: CheckOptions::default(), now: NOW, max_change_bytes: 64 << 20 }
+    RepairOptions {
+        superblock: draconis_ext::SuperblockPlace::default(),
+        check: CheckOptions::default(),
+        now: NOW,
+        max_change_bytes: 64 << 20,
+    }
 }
 
 /// How a repair ended.

@@ -1,0 +1,196 @@
+//! Everything that can be read of a damaged volume.
+//!
+//! ```text
+//!   superblock, descriptors: or their backups
+//!   root ─▶ names ─▶ inodes ─▶ items ─────────────────────▶ contents, in runs that can be read
+//!   inode tables ─▶ in use, without a name ─▶ lost+found ─┘        │
+//!        └──────────── what is missing, or may be wrong ◀──────────┘
+//! ```
+//! Law 1: an error costs what it is about: a block of a directory its names, a block of a map its
+//! part of the contents, a sector itself.
+//! Law 2: a structure with a wrong checksum that can be parsed is used, and named as doubtful.
+//! Law 3: whatever is missing is named: files without contents, ranges of bytes, lost names.
+//! Law 4: all directories together have no more blocks than the volume, all contents no more than
+//! four times as many, and no path is longer than [`MAX_PATH_BYTES`].
+
+mod contents;
+mod listing;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use draconis_device::Disk;
+use draconis_types::Attributes;
+use parking_lot::Mutex;
+
+use crate::backup::SuperblockPlace;
+use crate::blocks::data::SharedBytes;
+use crate::blocks::role::Role;
+use crate::check::Progress;
+use crate::format::inode::Inode;
+use crate::format::superblock::Superblock;
+use crate::options::OpenOptions;
+use crate::units::saturating_usize;
+use crate::volume::Volume;
+use crate::{Error, FsBlock, InodeNumber, Result};
+
+pub use contents::Contents;
+
+/// Directory for files without a name, as that of `repair`.
+const LOST_AND_FOUND: &[u8] = b"lost+found";
+/// Longest path that is given to a file; deeper directories count as such without a name.
+pub const MAX_PATH_BYTES: usize = 4000;
+/// Times that contents may have the blocks of the volume.
+const CONTENTS_PER_VOLUME: u64 = 4;
+/// Problem of a file that is in lost+found.
+pub const UNNAMED: &str = "no directory names it";
+/// Reason for doubt in an inode.
+const DOUBTFUL_INODE: &str = "the checksum of its inode is wrong: all of it may be wrong";
+
+/// A file, directory or link to copy.
+#[derive(Debug)]
+pub struct RescuedItem {
+    /// Path from the root directory, without a slash at its beginning; empty for the root.
+    pub path: Vec<u8>,
+    /// Its attributes; `None` for a directory that is only there for what is in it.
+    pub attributes: Option<Attributes>,
+    /// Index of an earlier item with the same inode.
+    pub link_to: Option<usize>,
+    inode: Option<Arc<Inode>>,
+    /// First block of the contents.
+    first_block: u64,
+}
+
+impl RescuedItem {
+    /// Returns the inode's number.
+    pub fn inode(&self) -> Option<InodeNumber> {
+        self.inode.as_ref().map(|inode| inode.number)
+    }
+}
+
+/// Something that is missing or may be wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Loss {
+    /// Path of the file or directory.
+    pub path: Vec<u8>,
+    /// Its inode.
+    pub inode: Option<InodeNumber>,
+    /// What is wrong.
+    pub what: String,
+    /// Bytes of its contents that are missing, sorted. They are copied as zeros.
+    pub missing: Vec<Range<u64>>,
+    /// True if nothing of it is copied.
+    pub is_lost: bool,
+}
+
+/// A volume whose files are to be rescued.
+#[derive(Debug)]
+pub struct Rescue {
+    volume: Volume,
+    /// The superblock as if the volume had no checksums.
+    unchecked: Superblock,
+    items: Vec<RescuedItem>,
+    losses: Vec<Loss>,
+    /// Indices of items in the order in which to copy them.
+    order: Vec<usize>,
+    /// Blocks that contents may still have.
+    blocks_left: Mutex<u64>,
+}
+
+impl Rescue {
+    /// Opens the volume on `disk` and finds its files.
+    ///
+    /// # Errors
+    /// As [`Volume::open_with_superblock`]; everything else is a [`Loss`].
+    pub fn scan(
+        disk: Arc<dyn Disk>,
+        options: OpenOptions,
+        place: &SuperblockPlace,
+        progress: Progress<'_>,
+    ) -> Result<Self> {
+        let volume = Volume::open_with_superblock(disk, options, place)?;
+        let super_ = &volume.reader.super_;
+        let unchecked = Superblock { checksum_seed: None, ..super_.clone() };
+        let blocks = super_.blocks.min(volume.reader.disk_blocks());
+        let blocks_left = Mutex::new(blocks.saturating_mul(CONTENTS_PER_VOLUME));
+        let mut rescue =
+            Self { volume, unchecked, items: vec![], losses: vec![], order: vec![], blocks_left };
+        let found = listing::find(&rescue, progress);
+        (rescue.items, rescue.losses, rescue.order) = (found.items, found.losses, found.order);
+        Ok(rescue)
+    }
+
+    /// Returns the volume.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    /// Returns all items; a directory precedes what is in it.
+    pub fn items(&self) -> &[RescuedItem] {
+        &self.items
+    }
+
+    /// Returns what was lost before any contents were read.
+    pub fn losses(&self) -> &[Loss] {
+        &self.losses
+    }
+
+    /// Returns the order in which to copy: each directory, then its files in the order of the disk.
+    pub fn order(&self) -> &[usize] {
+        &self.order
+    }
+
+    /// Returns the target of a symbolic link.
+    ///
+    /// # Errors
+    /// As [`Volume::read_link`].
+    pub fn link_target(&self, item: &RescuedItem) -> Result<Vec<u8>> {
+        self.volume.read_link_of(item.inode.as_deref().ok_or(Error::NotFound)?)
+    }
+
+    /// Returns the extended attributes that can be read, and the error of the others.
+    pub fn xattrs(&self, item: &RescuedItem) -> (Vec<(Vec<u8>, Vec<u8>)>, Option<Error>) {
+        let Some(inode) = &item.inode else { return (vec![], None) };
+        let (reader, mut names) = (&self.volume.reader, vec![]);
+        let visited = reader.visit_xattrs(inode, |attribute| {
+            names.push(attribute.name());
+            None::<()>
+        });
+        let (mut found, mut error) = (vec![], visited.err());
+        for name in names {
+            match reader.xattr_of(inode, &name) {
+                Ok(value) => found.push((name, value)),
+                Err(failed) => error = error.or(Some(failed)),
+            }
+        }
+        (found, error)
+    }
+
+    /// Reads a block of metadata, and whether its checksum is right. `None` if it is not readable.
+    fn metadata(&self, at: FsBlock, role: Role) -> Option<(SharedBytes, bool)> {
+        let store = &self.volume.reader.store;
+        let bytes = store.block(at, Role::Contents).ok()?;
+        let is_sound = store.verify_checksum(at, role, &bytes).is_ok();
+        Some((bytes, is_sound))
+    }
+
+    /// Returns an inode, and whether its checksum is right.
+    fn inode(&self, number: InodeNumber) -> Result<(Arc<Inode>, bool)> {
+        let reader = &self.volume.reader;
+        let error = match reader.node(number) {
+            Ok(inode) => return Ok((inode, true)),
+            Err(error) => error,
+        };
+        if !matches!(error, Error::Corrupt { .. }) {
+            return Err(error);
+        }
+        let (block, at) = reader.inode_location(number)?;
+        let bytes = reader.store.block(block, Role::InodeTable)?;
+        let len = saturating_usize(u64::from(reader.super_.inode_bytes));
+        let slot = bytes.slice(at..at.saturating_add(len));
+        match Inode::check(&slot, number, &self.unchecked) {
+            Ok(inode) if !inode.is_ea_inode() => Ok((Arc::new(inode), false)),
+            _ => Err(error),
+        }
+    }
+}
