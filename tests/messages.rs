@@ -142,7 +142,7 @@ fn damage_is_reported_with_one_hint() {
     std::fs::write(draconis.path("short"), &bytes[..5 << 20]).unwrap();
 
     let repaired =
-        "the volume is damaged: draconis check shows all damage, and e2fsck -f repairs it";
+        "the volume is damaged: draconis check shows all damage, draconis repair repairs it";
     for line in ["ls D/root", "ls -lR D/root", "tree D/root", "get -r D/root:/ D/out"] {
         let found = run_and_get_stderr(&draconis, line);
         assert!(found.starts_with("draconis: D/root:/: corrupt directory entry"), "{found}");
@@ -158,7 +158,7 @@ fn damage_is_reported_with_one_hint() {
         let path = draconis.path(name);
         let info = draconis.run_ok(["info", path.to_str().unwrap()]);
         let damaged = info.lines().find(|line| line.starts_with("damaged ")).unwrap();
-        let step = if name == "short" { "draconis get -r" } else { "e2fsck -f repairs it" };
+        let step = if name == "short" { "draconis get -r" } else { "draconis repair repairs it" };
         assert!(damaged.contains(step), "{info}");
         let json = draconis.run_ok(["info", "--json", path.to_str().unwrap()]);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();

@@ -138,11 +138,12 @@ fn find_damage(volume: &Volume, info: &Info) -> Vec<String> {
         );
     }
     if let Some(error) = volume.quick_check() {
-        damage.push(format!("{error}; draconis check shows all damage, and e2fsck -f repairs it"));
+        damage
+            .push(format!("{error}; draconis check shows all damage, draconis repair repairs it"));
     } else if info.errors {
         damage.push(
-            "errors were met when it was used: draconis check shows what there is, and \
-             e2fsck -f repairs it"
+            "errors were met when it was used: draconis check shows what there is, draconis \
+             repair repairs it"
                 .to_string(),
         );
     }

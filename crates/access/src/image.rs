@@ -44,11 +44,8 @@ pub fn open_volume_error(image: &Path, disk: &dyn Disk, error: OpenError) -> any
     if !none {
         return anyhow::Error::from(error).context(shown.to_string());
     }
-    if let Some(block) = draconis_ext::find_backup_superblock(disk) {
-        return anyhow!(
-            "{shown}: the superblock is lost, its backup in block {block} is not; draconis repair \
-             restores it"
-        );
+    if let Some(lost) = draconis_ext::lost_superblock(disk) {
+        return anyhow::Error::from(lost).context(shown.to_string());
     }
     match signature::detect(disk) {
         Some(held) => {

@@ -14,7 +14,7 @@ pub type ErrorSink<'a> = &'a mut dyn FnMut(&anyhow::Error);
 
 /// Hint about damage; a walk prints it once.
 pub const DAMAGE_HINT: &str =
-    "the volume is damaged: draconis check shows all damage, and e2fsck -f repairs it";
+    "the volume is damaged: draconis check shows all damage, draconis repair repairs it";
 
 /// Adds the object to an error.
 pub fn with_context(what: &dyn Display, error: Error) -> anyhow::Error {

@@ -20,7 +20,7 @@ use crate::blocks::uncached::{read_bytes, read_raw_superblock, write_of};
 use crate::format::group::is_sparse_backup;
 use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock, STATE_CLEAN, Superblock};
 use crate::journal;
-use crate::{Error, Result};
+use crate::{Error, FsBlock, Result};
 
 /// Groups that are searched for a backup.
 const SEARCHED_GROUPS: u32 = 128;
@@ -92,9 +92,11 @@ pub(crate) fn find(
     None
 }
 
-/// Returns the block of the first valid backup of the superblock.
-pub fn find_backup_superblock(disk: &dyn Disk) -> Option<u64> {
-    find(disk, None, &SuperblockPlace::default()).map(|backup| backup.block)
+/// Returns the error for a disk whose superblock is lost, and a backup of it is not.
+pub fn lost_superblock(disk: &dyn Disk) -> Option<Error> {
+    let backup = find(disk, None, &SuperblockPlace::default())?;
+    let block = Some(FsBlock(backup.block));
+    Some(Error::Corrupt { what: "superblock: lost, but for a backup", inode: None, block })
 }
 
 /// Returns the error for a volume without a backup: its own, or that of the place.

@@ -107,7 +107,7 @@ mod xattr;
 pub use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 pub use draconis_types::{AttributeChange, Attributes, FileType, SetTime, Time};
 
-pub use backup::{SuperblockPlace, find_backup_superblock};
+pub use backup::{SuperblockPlace, lost_superblock};
 pub use blocks::DeviceStatistics;
 pub use blocks::data::SharedBytes;
 pub use cache::CacheStatistics;

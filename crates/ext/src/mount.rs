@@ -10,7 +10,7 @@ use draconis_device::{Atomic, Disk, Properties};
 use draconis_types::FileType;
 
 use crate::alloc::Groups;
-use crate::backup::{SuperblockPlace, UsableVolume, open_superblock};
+use crate::backup::{SuperblockPlace, UsableVolume, lost_superblock, open_superblock};
 use crate::blocks::uncached::read_superblock;
 use crate::commit::protocol::CommitProtocol;
 use crate::commit::protocol::atomic::AtomicProtocol;
@@ -96,7 +96,10 @@ impl Volume {
         if properties.read_only {
             return Err(Error::ReadOnly);
         }
-        let mut super_ = read_superblock(&*disk)?;
+        let mut super_ = read_superblock(&*disk).map_err(|error| match error {
+            Error::NotExt => lost_superblock(&*disk).unwrap_or(error),
+            other => other,
+        })?;
         let is_claimed = claim.is_some();
         check_writable(&super_, &properties, is_claimed)?;
         if super_.needs_recovery() {

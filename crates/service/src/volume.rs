@@ -439,7 +439,9 @@ impl VolumeTree {
             notes.push(note.into());
         }
         if let Some(damage) = &self.damage {
-            notes.push(format!("{damage}: draconis check shows all damage, e2fsck -f repairs it"));
+            notes.push(format!(
+                "{damage}: draconis check shows all damage, draconis repair repairs it"
+            ));
         }
         if info.errors && self.read_only_reason.is_none() {
             notes.push("the volume is marked as damaged; run e2fsck on it".into());

@@ -23,9 +23,7 @@ pub(super) fn restore_unusable(
         Err(Error::NotExt) => (What::Superblock, Some("magic number"), None),
         Err(other) => return Err(other),
         Ok(raw) if block_bytes(&raw).is_none() => (What::Superblock, Some("block size"), None),
-        Ok(raw) if place.block.is_some() => {
-            (What::Superblock, Some("another is to be used"), Some(raw))
-        }
+        Ok(raw) if place.block.is_some() => (What::Superblock, None, Some(raw)),
         Ok(raw) => match raw.check_lenient() {
             Err(Error::Unsupported { .. }) => (What::Superblock, Some("features"), Some(raw)),
             Err(Error::Corrupt { what: WRONG_CHECKSUM, .. }) => {
@@ -47,7 +45,11 @@ pub(super) fn restore_unusable(
         return Ok(Some((problem, "the superblock agrees with a backup, and is sealed anew")));
     }
     backup::put_as_primary(changes, &backup)?;
-    Ok(Some((problem, "the superblock is restored from a backup")))
+    let action = match place.block {
+        Some(_) => "the superblock is restored from the backup that was named",
+        None => "the superblock is restored from a backup",
+    };
+    Ok(Some((problem, action)))
 }
 
 /// Writes a superblock to a disk that has none; its first sector last.
