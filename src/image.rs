@@ -9,13 +9,14 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::compressed::{CompressedImage, detect};
 use draconis_access::destination::{ReadSources, refuse_output};
-use draconis_access::host_file::{check_file_type, open_file};
+use draconis_access::host_file::{check_file_type, open_error, open_file};
 pub use draconis_access::host_file::{claim_exclusive, len_bytes, open_exclusive};
 use draconis_access::image as by_path;
 pub use draconis_access::image::{
     BackingFiles, UnreadImage, detect_contents, extent_files, open_volume_error,
 };
 pub use draconis_access::listing::{DirectoryListing, ListedName};
+pub use draconis_access::location::image_of_deleted;
 pub use draconis_access::store_disk;
 use draconis_access::store_disk::{StoreDiskName, UnreadStoreDisk};
 use draconis_container::is_seekable;
@@ -48,13 +49,27 @@ pub struct VolumeArgs {
     /// VMDK, in order, if their names do not match IMAGE.
     #[arg(long, value_name = "FILE")]
     pub backing: Vec<PathBuf>,
+    /// True for the deleted files of the volume.
+    #[arg(skip)]
+    pub deleted: bool,
+}
+
+/// Where in an image the volume to read is.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ReadArgs {
+    #[command(flatten)]
+    pub volume: VolumeArgs,
+    /// Read the deleted files of the volume, as IMAGE@deleted does. Files that are not whole have
+    /// the attribute user.draconis.state.
+    #[arg(long)]
+    pub deleted: bool,
 }
 
 impl VolumeArgs {
     /// Returns the location as the library's type.
     pub fn to_location(&self) -> draconis_access::VolumeLocation {
-        let Self { offset, partition, backing } = self.clone();
-        draconis_access::VolumeLocation { offset_bytes: offset, partition, backing }
+        let Self { offset, partition, backing, deleted } = self.clone();
+        draconis_access::VolumeLocation { offset_bytes: offset, partition, backing, deleted }
     }
 
     /// Returns the location as mount options.
@@ -149,11 +164,28 @@ pub fn open_readable(image: &Path) -> anyhow::Result<UnreadImage> {
 /// Opens the volume in `image` read-only, and confines this process.
 pub fn open(
     image: &Path,
-    place: &VolumeArgs,
+    place: &ReadArgs,
     extract_dir: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<VolumeTree> {
-    let disk = open_disk_confined(image, place, extract_dir)?;
-    open_tree(image, disk)
+    let part = locate_volume_to_read(image, place, extract_dir)?;
+    open_tree(image, part.disk)
+}
+
+/// Locates a volume, or the deleted files of one, and confines this process. Warns of deleted files
+/// that are not whole.
+pub fn locate_volume_to_read(
+    image: &Path,
+    place: &ReadArgs,
+    beneath: Option<BorrowedFd<'_>>,
+) -> anyhow::Result<LocatedVolume> {
+    let of_deleted = image_of_deleted(image);
+    let deleted = of_deleted.is_some() || place.deleted;
+    let volume = VolumeArgs { deleted, ..place.volume.clone() };
+    let part = locate_volume(of_deleted.as_deref().unwrap_or(image), &volume, beneath)?;
+    for note in part.deleted.iter().flat_map(volume::describe_deleted) {
+        report::warn_line(format_args!("draconis: {}: {note}", image.display()));
+    }
+    Ok(part)
 }
 
 /// Opens the volume on `disk`, which was located in `image`.
@@ -210,7 +242,7 @@ impl UnreadFile {
     /// Opens `image`, shared with other readers.
     pub fn open(image: &Path) -> anyhow::Result<Self> {
         let shown = image.display();
-        let file = File::open(image).with_context(|| shown.to_string())?;
+        let file = File::open(image).map_err(|error| open_error(image, error))?;
         check_file_type(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
         match lock_file(&file, LockMode::Shared) {
             Err(Errno::WOULDBLOCK) => {

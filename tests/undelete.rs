@@ -131,3 +131,136 @@ fn unsure_and_overwritten_files_are_named() {
         "{listed}"
     );
 }
+
+/// Makes part of a deleted file another file's.
+fn overwrite_in_part(draconis: &Draconis, image: &Path) {
+    let big = draconis.path("big");
+    std::fs::write(&big, vec![9; 30_000]).unwrap();
+    debugfs(image, &format!("write {} big", big.display()));
+}
+
+#[test]
+fn deleted_files_are_a_tree_for_readers() {
+    let draconis = Draconis::new();
+    let (image, files) = make_image(&draconis);
+    let text = image.to_str().unwrap();
+    let deleted = format!("{text}@deleted");
+    let output = draconis.run(["ls", "-R", &deleted]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        said.contains("a.txt\n") && said.contains("c.txt\n") && !said.contains("kept"),
+        "{said}"
+    );
+    assert!(output.status.success() && output.stderr.is_empty(), "{:?}", output.stderr);
+    assert_eq!(draconis.run_ok(["ls", "-R", "--deleted", text]).replace(text, &deleted), said);
+
+    let out = draconis.path("a.txt");
+    let source = format!("{deleted}:/docs/a.txt");
+    draconis.run_ok(["get", &source, out.to_str().unwrap()]);
+    assert!(std::fs::read(&out).unwrap() == files["docs/a.txt"]);
+    let mode = std::fs::metadata(&out).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o640);
+    let archive = draconis.path("all.tar");
+    let piped = draconis.run(["tar", &format!("{deleted}:/docs")]);
+    assert!(piped.status.success());
+    std::fs::write(&archive, piped.stdout).unwrap();
+    let unpacked = draconis.make_dir("unpacked");
+    let tar = Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&unpacked).status();
+    assert!(tar.unwrap().success());
+    for (name, bytes) in files.iter().filter(|(name, _)| *name != "kept") {
+        assert!(std::fs::read(unpacked.join(name)).unwrap() == *bytes, "{name}");
+    }
+    let said = draconis.run_ok(["stat", &source]);
+    assert!(said.contains("a.txt") && said.contains("640"), "{said}");
+    assert!(draconis.run_ok(["info", &deleted]).contains("ext4"));
+
+    // The image is protected, and nothing writes to the tree.
+    let said = draconis.run_failing(["get", &source, text]);
+    assert!(said.contains("source"), "{said}");
+    let new = out.to_str().unwrap();
+    let socket = format!("unix:{}", draconis.path("socket").display());
+    for line in [
+        &["put", new, &format!("{deleted}:/new")][..],
+        &["rm", &source],
+        &["mkdir", &format!("{deleted}:/new")],
+        &["check", &deleted],
+        &["repair", "-y", &deleted],
+        &["undelete", &deleted],
+        &["grow", &deleted, "16M"],
+        &["format", &deleted, "16M"],
+        &["tune", "-L", "label", &deleted],
+        &["export", "--nbd", &socket, &deleted],
+    ] {
+        let output = draconis.run(line);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains("are only read"), "{line:?}: {said}");
+    }
+    assert!(!Path::new(&deleted).exists());
+
+    // Unsure files are counted, and carry their state.
+    overwrite_in_part(&draconis, &image);
+    let output = draconis.run(["ls", "-R", &deleted]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains(" deleted files are not whole"), "{said}");
+    let said = draconis.run_ok(["stat", &format!("{deleted}:/docs/old/c.txt")]);
+    assert!(said.contains("user.draconis.state"), "{said}");
+
+    // A file of that name is that file.
+    std::fs::copy(&image, &deleted).unwrap();
+    assert!(draconis.run_ok(["ls", &deleted]).contains("kept"));
+    let said = draconis.run(["ls", "--deleted", &deleted]);
+    assert!(!String::from_utf8(said.stdout).unwrap().contains("kept"));
+}
+
+#[test]
+fn deleted_files_of_a_disk_in_a_store_need_the_option() {
+    let draconis = Draconis::new();
+    let (image, files) = make_image(&draconis);
+    let store = draconis.path("disks.store");
+    let store = store.to_str().unwrap();
+    draconis.run_ok(["store", "create", store, "--size", "32M"]);
+    draconis.run_ok(["store", "put", store, "vol", image.to_str().unwrap()]);
+    let said = draconis.run_failing(["ls", &format!("{store}#vol@deleted")]);
+    assert!(said.contains("no snapshot deleted; --deleted"), "{said}");
+    let target = format!("{store}#vol:/docs/b.txt");
+    let output = draconis.run(["cat", "--deleted", &target]);
+    assert!(output.stdout == files["docs/b.txt"]);
+    draconis.run_ok(["store", "snapshot", &format!("{store}#vol"), "deleted"]);
+    assert!(draconis.run_ok(["ls", &format!("{store}#vol@deleted")]).contains("kept"));
+}
+
+#[test]
+fn deleted_files_are_mounted() {
+    let draconis = Draconis::new();
+    let (image, files) = make_image(&draconis);
+    overwrite_in_part(&draconis, &image);
+    let before = std::fs::read(&image).unwrap();
+    let text = image.to_str().unwrap();
+    let mnt = draconis.make_dir("mnt");
+    let at = mnt.to_str().unwrap();
+    for line in [
+        &["mount", &format!("{text}@deleted"), at][..],
+        &["mount", "-o", "deleted", text, at],
+        &["mount", "-o", "deleted,rw", text, at],
+    ] {
+        let output = draconis.run(line);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{line:?}: {said}");
+        assert!(said.contains("deleted files are not whole"), "{said}");
+        // The new file has the inode of a.txt.
+        for name in ["docs/b.txt", "docs/old/c.txt"] {
+            let bytes = &files[name];
+            let found = std::fs::read(mnt.join(name)).unwrap();
+            assert_eq!(found.len(), bytes.len());
+            let mut state = [0; 64];
+            let len = rustix::fs::getxattr(mnt.join(name), "user.draconis.state", &mut state[..]);
+            assert!(found == *bytes || len.is_ok(), "{name}");
+        }
+        assert!(std::fs::write(mnt.join("new"), b"").is_err());
+        let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+        let mount = mounts.lines().find(|line| line.contains(at)).unwrap();
+        assert!(mount.contains("@deleted") && mount.contains(" ro,"), "{mount}");
+        draconis.run_ok(["umount", at]);
+    }
+    assert!(std::fs::read(&image).unwrap() == before, "the image changed");
+}

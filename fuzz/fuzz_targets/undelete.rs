@@ -1,5 +1,5 @@
 //! Any bytes written over the metadata and the journal of a small volume with deleted files: what is
-//! found of them is read, within a bound.
+//! found of them is read, within a bound, also as a volume of its own.
 //!
 //! ```text
 //!   | place (3) | byte | place (3) | byte | ..      a place counts the bytes of blocks with anything
@@ -9,7 +9,7 @@
 use std::sync::{Arc, OnceLock};
 
 use draconis_device::MemoryDisk;
-use draconis_ext::FileSystem;
+use draconis_ext::{Cookie, FileSystem, FileType, OpenOptions, Volume};
 use draconis_ext::undelete::{DeletedFiles, Limits};
 use libfuzzer_sys::fuzz_target;
 
@@ -59,5 +59,24 @@ fuzz_target!(|bytes: &[u8]| {
         for range in file.data_ranges(found.block_bytes()).into_iter().take(8) {
             let _ = found.read(file, range.start, &mut into);
         }
+    }
+    let Ok(view) = found.into_view() else { return };
+    let volume = Volume::open(view.disk, OpenOptions::default()).expect("a volume made just now");
+    assert_eq!(volume.quick_check(), None);
+    let (mut dirs, mut files) = (vec![volume.root()], vec![]);
+    while let Some(dir) = dirs.pop() {
+        let listed = volume.entries(dir, Cookie::default(), false, |entry| {
+            let entry = entry.expect("a directory made just now");
+            match entry.kind {
+                Some(FileType::Directory) => dirs.push(entry.inode),
+                _ => files.push(entry.inode),
+            }
+            true
+        });
+        listed.expect("a directory made just now");
+    }
+    for inode in files.into_iter().take(200) {
+        volume.attributes(inode).expect("an inode made just now");
+        let _ = (volume.xattr_names(inode), volume.read_link(inode), volume.read(inode, 0, 1 << 16));
     }
 });

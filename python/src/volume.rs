@@ -112,7 +112,12 @@ impl Volume {
         partition: Option<u32>,
         backing: Vec<PathBuf>,
     ) -> PyResult<Self> {
-        let place = VolumeLocation { offset_bytes: offset, partition, backing };
+        let place = VolumeLocation {
+            offset_bytes: offset,
+            partition,
+            backing,
+            ..VolumeLocation::default()
+        };
         let open = || match write {
             true => draconis_access::Volume::open_for_writing(&image, &place),
             false => draconis_access::Volume::open(&image, &place),
@@ -175,7 +180,12 @@ impl Volume {
         partition: Option<u32>,
         backing: Vec<PathBuf>,
     ) -> PyResult<u64> {
-        let place = VolumeLocation { offset_bytes: offset, partition, backing };
+        let place = VolumeLocation {
+            offset_bytes: offset,
+            partition,
+            backing,
+            ..VolumeLocation::default()
+        };
         let grown = unlocked(py, || draconis_access::Volume::grow(&image, &place, size));
         grown.map(|grown| grown.len_bytes())
     }
@@ -189,7 +199,12 @@ impl Volume {
         partition: Option<u32>,
         backing: Vec<PathBuf>,
     ) -> PyResult<u64> {
-        let place = VolumeLocation { offset_bytes: offset, partition, backing };
+        let place = VolumeLocation {
+            offset_bytes: offset,
+            partition,
+            backing,
+            ..VolumeLocation::default()
+        };
         let shrunk = unlocked(py, || draconis_access::Volume::shrink(&image, &place, size));
         shrunk.map(|shrunk| shrunk.len_bytes())
     }
@@ -209,7 +224,12 @@ impl Volume {
         partition: Option<u32>,
         backing: Vec<PathBuf>,
     ) -> PyResult<()> {
-        let place = VolumeLocation { offset_bytes: offset, partition, backing };
+        let place = VolumeLocation {
+            offset_bytes: offset,
+            partition,
+            backing,
+            ..VolumeLocation::default()
+        };
         let (uuid, reserved) = (uuid.as_deref(), reserved.as_deref());
         let words =
             TuneOptions { uuid, reserved, features: Some(&features), max_mounts: max_mounts };
@@ -227,7 +247,12 @@ impl Volume {
         partition: Option<u32>,
         backing: Vec<PathBuf>,
     ) -> PyResult<(bool, bool, Vec<String>, u64, (u64, u64, u64, u64))> {
-        let place = VolumeLocation { offset_bytes: offset, partition, backing };
+        let place = VolumeLocation {
+            offset_bytes: offset,
+            partition,
+            backing,
+            ..VolumeLocation::default()
+        };
         let found = unlocked(py, || draconis_access::Volume::check(&image, &place))?.0;
         let complaints = found.problems.iter().map(ToString::to_string).collect();
         let counts = (found.used_inodes, found.inodes, found.used_blocks, found.blocks);

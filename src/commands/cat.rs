@@ -9,7 +9,7 @@ use draconis_ext::{Follow, Volume};
 use draconis_types::FileType;
 
 use crate::edit::{single_image, with_context};
-use crate::image::{self, VolumeArgs, resolve_target};
+use crate::image::{self, ReadArgs, resolve_target};
 use crate::report;
 use crate::target::ImagePath;
 
@@ -18,7 +18,7 @@ use crate::target::ImagePath;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: ReadArgs,
     /// Files.
     #[arg(value_name = "IMAGE:/path", required = true)]
     targets: Vec<ImagePath>,

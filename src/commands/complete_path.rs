@@ -10,7 +10,7 @@ use clap::Args;
 use draconis_ext::Follow;
 use draconis_types::FileType;
 
-use crate::image::{self, VolumeArgs};
+use crate::image::{self, ReadArgs};
 use crate::target::ImagePath;
 
 /// List completions of a path in an image (for completion scripts).
@@ -18,7 +18,7 @@ use crate::target::ImagePath;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: ReadArgs,
     /// Beginning of the path.
     #[arg(value_name = "IMAGE:/path")]
     target: ImagePath,

@@ -216,7 +216,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         false => Ok(()),
     };
     let offset_bytes = arguments.offset.or(offset_option(arguments)?);
-    let at = VolumeLocation { offset_bytes, partition: arguments.partition, backing: vec![] };
+    let at = VolumeLocation {
+        offset_bytes,
+        partition: arguments.partition,
+        ..VolumeLocation::default()
+    };
     let opened = match image::parse_store_disk(image)? {
         _ if at.offset_bytes.is_some() || at.partition.is_some() => {
             let whole = image::open_writable(image)?;

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::extract::{
     ExtractionDest, ExtractionItem, ExtractionSource, TreeExtraction, XattrPairs, split_destination,
 };
-use crate::image::{self, VolumeArgs, resolve_target};
+use crate::image::{self, ReadArgs, resolve_target};
 use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
 use crate::target::ImagePath;
@@ -25,7 +25,7 @@ use crate::target::ImagePath;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: ReadArgs,
     /// Copy directories recursively; copy symbolic links as links.
     #[arg(short, long)]
     recursive: bool,
@@ -45,7 +45,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let (parent, name) = split_destination(&arguments.dest, arguments.target.file_name())?;
     // A confined process cannot see loop devices.
-    let sources = image::sources_to_protect(&arguments.target.image, &arguments.place);
+    let sources = image::sources_to_protect(&arguments.target.image, &arguments.place.volume);
     let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
     let dest = ExtractionDest::open(parent, name, sources)?;
     let tree = image::open(&arguments.target.image, &arguments.place, Some(beneath.as_fd()))?;

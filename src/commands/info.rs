@@ -9,7 +9,7 @@ use draconis_ext::{Info, Volume};
 use draconis_types::Time;
 use serde::Serialize;
 
-use crate::image::{self, VolumeArgs};
+use crate::image::{self, ReadArgs};
 use crate::text::{
     EscapingOutput, TimeFormatter, escape_control_chars, format_bytes, format_uuid, pluralize,
 };
@@ -19,7 +19,7 @@ use crate::text::{
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: ReadArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -71,7 +71,7 @@ struct PartitionJson {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = TimeFormatter::new();
-    let part = image::locate_volume(&arguments.image, &arguments.place, None)?;
+    let part = image::locate_volume_to_read(&arguments.image, &arguments.place, None)?;
     let partition = part.partition.zip(part.table);
     let partition = partition.map(|(number, table)| PartitionJson { number, table: table.name() });
     let tree = image::open_tree(&arguments.image, part.disk)?;

@@ -9,7 +9,7 @@ use draconis_types::{Attributes, FileType};
 use serde::Serialize;
 
 use crate::edit::{single_image, with_context};
-use crate::image::{self, VolumeArgs, resolve_target};
+use crate::image::{self, ReadArgs, resolve_target};
 use crate::report;
 use crate::target::{ImagePath, join_path};
 use crate::text::{self, EscapingOutput, TimeFormatter, escape_control_chars};
@@ -32,7 +32,7 @@ what would follow inode.";
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: ReadArgs,
     /// Show mode, links, owner, group, size and time of each name.
     #[arg(short)]
     long: bool,

@@ -27,6 +27,7 @@ Options for -o, separated by commas:
   offset=N             start of the volume in IMAGE, in bytes
   partition=N          use partition N of IMAGE
   backing=FILE         as --backing
+  deleted              mount the deleted files read-only, as IMAGE@deleted does
   relatime, noatime, strictatime, lazytime
                        when reads update access times (relatime)
   sync, dirsync        make all changes, or directory changes, durable before returning
@@ -106,12 +107,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(size) = &arguments.create {
         create_image(&arguments.image, size)?;
     }
-    let name = image::parse_store_disk(&arguments.image)?;
+    let of_deleted = image::image_of_deleted(&arguments.image);
+    let image = of_deleted.as_deref().unwrap_or(&arguments.image);
+    if of_deleted.is_some() || options.deleted {
+        (options.deleted, options.read_only) = (true, true);
+        // The source that the kernel shows tells it from a mount of the volume.
+        options.source.get_or_insert_with(|| format!("{}@deleted", image.display()));
+    }
+    let name = image::parse_store_disk(image)?;
     if name.as_ref().is_some_and(StoreDiskName::is_snapshot) && !options.read_only {
         options.read_only = true;
         report::print_notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
     }
-    let file = name.as_ref().map_or(&arguments.image, |name| &name.store);
+    let file = name.as_ref().map_or(image, |name| &name.store);
     let disk = name.as_ref().map(|name| name.name.clone());
     let (volume, means) = match bucket::bucket_url(file) {
         Some(_) => {
@@ -120,7 +128,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             // epoch may each take the whole retry timeout.
             let patience_s = deadline_s.saturating_mul(2).saturating_add(30);
             options.deadline_s = options.deadline_s.max(patience_s);
-            (file.clone(), Some(means))
+            (file.to_owned(), Some(means))
         }
         None => (absolute_path(file)?, None),
     };

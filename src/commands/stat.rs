@@ -9,7 +9,7 @@ use draconis_types::{Attributes, FileType, Time};
 use serde::Serialize;
 
 use crate::edit::{single_image, with_context};
-use crate::image::{self, VolumeArgs, resolve_target};
+use crate::image::{self, ReadArgs, resolve_target};
 use crate::report;
 use crate::target::ImagePath;
 use crate::text::{self, EscapingOutput, TimeFormatter, escape_control_chars};
@@ -19,7 +19,7 @@ use crate::text::{self, EscapingOutput, TimeFormatter, escape_control_chars};
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: ReadArgs,
     /// Print JSON: a list.
     #[arg(long)]
     json: bool,

@@ -12,7 +12,7 @@ use draconis_access::populate::ImagePlatform;
 use draconis_access::tar::{self, SparseFormat, TarObserver, TarOptions};
 use draconis_ext::Follow;
 
-use crate::image::{self, VolumeArgs, resolve_target};
+use crate::image::{self, ReadArgs, resolve_target};
 use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
 use crate::target::ImagePath;
@@ -22,7 +22,7 @@ use crate::target::ImagePath;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: ReadArgs,
     /// Store files with holes as sparse: auto (at least 1 MiB of holes), always, never.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto, hide_possible_values = true,
         value_name = "auto|always|never")]
@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = || path.display().to_string();
     let Arguments { platform, config, tag, .. } = arguments;
     let about = oci::ImageMetadata::new(platform.clone(), config.as_deref(), tag.clone())?;
-    let mut sources = image::sources_to_protect(&arguments.target.image, &arguments.place);
+    let mut sources = image::sources_to_protect(&arguments.target.image, &arguments.place.volume);
     config.iter().for_each(|file| sources.add(file));
     let layer = oci::OciImageWriter::begin_image(sources.create(path)?).with_context(shown)?;
     let (code, layer) = write_archive(arguments, layer)?;

@@ -9,7 +9,7 @@ use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_types::FileType;
 
 use crate::edit::with_context;
-use crate::image::{self, ListedName, VolumeArgs, resolve_target};
+use crate::image::{self, ListedName, ReadArgs, resolve_target};
 use crate::report;
 use crate::target::{ImagePath, join_path};
 use crate::text::{EscapingOutput, escape_control_chars, pluralize};
@@ -19,7 +19,7 @@ use crate::text::{EscapingOutput, escape_control_chars, pluralize};
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: ReadArgs,
     /// Include names that start with a dot.
     #[arg(short)]
     all: bool,

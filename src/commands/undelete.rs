@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::populate::PathPattern;
 use draconis_access::walk::FileChunk;
-use draconis_ext::undelete::{DeletedFile, DeletedFiles, FileState, Limits};
+use draconis_ext::undelete::{DeletedFile, DeletedFiles, DeletedTree, FileState, Limits};
 use draconis_service::sandbox::open_beneath;
 use draconis_types::{Attributes, FileType, Node, Time};
 use rustix::io::Errno;
@@ -37,6 +37,7 @@ State:
   overwritten in part  the rest is certain; overwritten bytes are copied as zeros
   overwritten          nothing is left; not copied
   contents unsure      nothing proves that the blocks still hold this file
+IMAGE@deleted is a tree of the deleted files for ls, get, tar, mount and other readers.
 With --json, ranges are [first byte, byte after the last], times [seconds, nanoseconds].
 Exit status: 0 success, 1 failure, also if a copied file is not whole.";
 
@@ -288,7 +289,13 @@ impl<'a> RestorePlan<'a> {
             }
             ([], _) => vec![],
             (_, true) => bail!("several files match: DEST must be an existing directory"),
-            _ => place(&selected),
+            _ => {
+                let tree = DeletedTree::new(&selected);
+                let places = tree.places().iter().enumerate().skip(1);
+                places
+                    .map(|(nth, it)| RestoreItem { path: tree.path(nth), file: it.file })
+                    .collect()
+            }
         };
         items.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(Self { found, items, lost, directory: implied_directory(), zeros: RefCell::default() })
@@ -453,39 +460,6 @@ fn format_ranges(all: &[Range<u64>]) -> String {
 fn ancestors(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     let cuts = path.iter().enumerate().rev().filter(|(_, byte)| **byte == b'/');
     cuts.map(|(cut, _)| &path[..cut]).filter(|dir| !dir.is_empty())
-}
-
-/// Gives each file a path of its own, with the directories above it. Of several files with one
-/// path, the last deleted has it; the others get their inode number.
-fn place<'a>(files: &[&'a DeletedFile]) -> Vec<RestoreItem<'a>> {
-    let trim = |path: &'a [u8]| path.strip_prefix(b"/").unwrap_or(path);
-    let mut items: BTreeMap<Vec<u8>, Option<&DeletedFile>> = BTreeMap::new();
-    for file in files {
-        for dir in ancestors(trim(&file.path)) {
-            items.entry(dir.to_vec()).or_default();
-        }
-    }
-    for file in files {
-        let path = trim(&file.path);
-        let is_dir = file.attributes.kind == FileType::Directory;
-        match items.get_mut(path) {
-            Some(dir @ None) if is_dir => *dir = Some(file),
-            None => {
-                items.insert(path.to_vec(), Some(file));
-            }
-            // An older directory of that name: its files are in the newer one.
-            Some(Some(other)) if is_dir && other.attributes.kind == FileType::Directory => {}
-            Some(_) => {
-                let name = |nth: u32| {
-                    let nth = if nth == 0 { String::new() } else { format!(".{nth}") };
-                    [path, format!("~{}{nth}", file.inode.0).as_bytes()].concat()
-                };
-                let free = (0..).map(name).find(|path| !items.contains_key(path));
-                items.extend(free.map(|path| (path, Some(*file))));
-            }
-        }
-    }
-    items.into_iter().map(|(path, file)| RestoreItem { path, file }).collect()
 }
 
 impl ExtractionSource for RestorePlan<'_> {

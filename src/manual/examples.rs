@@ -122,6 +122,7 @@ pub const COMMAND_EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "draconis mount --create 64M new.img mnt\necho lost > mnt/letter\nsync -f mnt\nrm mnt/letter\n\
                  draconis umount mnt\ndraconis undelete new.img letter restored.txt",
             ),
+            ("Browse the deleted files as a tree", "draconis ls -R disk.img@deleted"),
         ],
     ),
     (

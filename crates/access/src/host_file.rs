@@ -13,6 +13,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::error::{Error, busy_error};
+use crate::location::image_of_deleted;
 
 /// Timeout and poll interval for a loop device that detaches itself (autoclear).
 const RELEASE_WAIT: Duration = Duration::from_secs(1);
@@ -24,7 +25,9 @@ pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
     let kind = match std::fs::metadata(image) {
         Ok(found) => found.file_type(),
         Err(error)
-            if error.kind() == ErrorKind::NotFound && remote_disk::parse_url(image).is_none() =>
+            if error.kind() == ErrorKind::NotFound
+                && remote_disk::parse_url(image).is_none()
+                && image_of_deleted(image).is_none() =>
         {
             return Ok(None);
         }
@@ -128,7 +131,7 @@ pub(crate) fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
 }
 
 /// Returns the error of opening a path, with a hint if the path is an address of a bucket.
-pub(crate) fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
+pub fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
     if error.kind() == ErrorKind::NotFound
         && let Some(address) = remote_disk::parse_url(path)
     {
@@ -137,6 +140,15 @@ pub(crate) fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
              the other commands of the program, do"
         );
         return Error::new(Errno::OPNOTSUPP, text).into();
+    }
+    if let Some(image) = image_of_deleted(path) {
+        let text = format!(
+            "{}: the deleted files of {} are only read: by ls, tree, stat, cat, get, tar, info and \
+             mount",
+            path.display(),
+            image.display()
+        );
+        return Error::new(Errno::ROFS, text).into();
     }
     anyhow::Error::from(error).context(path.display().to_string())
 }

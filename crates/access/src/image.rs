@@ -25,6 +25,7 @@ use crate::error::not_found_error;
 use crate::host_file::{
     claim_shared, len_bytes, open_exclusive, open_file, open_shared, start_disk,
 };
+use crate::location::image_of_deleted;
 use crate::store_disk::{StoreDiskName, UnreadStoreDisk};
 
 /// Smallest image: a superblock ends at this byte.
@@ -75,7 +76,10 @@ fn first_part_of_split_image(image: &Path) -> Option<String> {
 
 /// The file that an image is in: its own, or that of its store.
 pub fn container_file(image: &Path) -> PathBuf {
-    StoreDiskName::parse(image).map_or_else(|| image.to_owned(), |object| object.store)
+    match StoreDiskName::parse(image) {
+        Some(object) => object.store,
+        None => image_of_deleted(image).unwrap_or_else(|| image.to_owned()),
+    }
 }
 
 /// Detects contents that overwriting the file or device would lose, by known signatures.

@@ -24,7 +24,7 @@ pub mod format;
 pub mod host_file;
 pub mod image;
 pub mod listing;
-mod location;
+pub mod location;
 pub mod messages;
 pub mod mmp_claim;
 pub mod overwrite;

@@ -193,6 +193,12 @@ impl OpenStoreDisk {
         self.find()?.ok_or_else(|| {
             let StoreDiskName { store, name } = &self.of;
             let store = store.display();
+            if let Some(disk) = name.strip_suffix("@deleted") {
+                return not_found_error(format!(
+                    "{store}#{disk} has no snapshot deleted; --deleted and -o deleted take its \
+                     deleted files"
+                ));
+            }
             not_found_error(format!(
                 "{store} has no disk {name}; draconis store disk {store} {name} SIZE makes one, \
                  draconis store ls {store} lists them"

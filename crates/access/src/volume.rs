@@ -614,12 +614,13 @@ pub fn current_time() -> Time {
 }
 
 fn open_readable(image: &Path, place: &VolumeLocation) -> anyhow::Result<Arc<dyn Disk>> {
-    let whole = match StoreDiskName::parse(image) {
+    let (file, options) = place.to_read(image);
+    let whole = match StoreDiskName::parse(&file) {
         Some(name) => name.open_shared()?.start()?,
-        None => open_readable_file(image)?,
+        None => open_readable_file(&file)?,
     };
-    let behind = image::BackingFiles::open(image, &place.backing)?.start_disks();
-    let part = locate_volume(whole, &behind, &place.options());
+    let behind = image::BackingFiles::open(&file, &place.backing)?.start_disks();
+    let part = locate_volume(whole, &behind, &options);
     Ok(part.with_context(|| image.display().to_string())?.disk)
 }
 

@@ -36,5 +36,6 @@ pub(crate) fn to_location(place: Option<&draconis_place>) -> VolumeLocation {
         offset_bytes: (place.offset_bytes > 0).then_some(place.offset_bytes),
         partition: (place.partition > 0).then_some(place.partition),
         backing: backing.into_iter().collect(),
+        ..VolumeLocation::default()
     }
 }

@@ -22,6 +22,8 @@ mod contents;
 mod history;
 mod inodes;
 mod names;
+mod placement;
+mod view;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,6 +43,8 @@ use certainty::BlockVerdicts;
 use contents::{FileMap, HistoricReader, WalkBudget};
 use history::History;
 use inodes::DeletedInode;
+pub use placement::{DeletedTree, PlacedFile};
+pub use view::{DeletedSummary, DeletedView, STATE_XATTR};
 
 /// Bounds of a search.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +95,8 @@ pub struct DeletedFile {
     pub path: Vec<u8>,
     /// True if the path leads from the root directory.
     pub is_path_known: bool,
+    /// Paths of other hard links, as far as they are known.
+    pub links: Vec<Vec<u8>>,
     /// Inode number.
     pub inode: InodeNumber,
     /// Attributes before the deletion.
@@ -192,6 +198,7 @@ impl DeletedFiles {
             let file = DeletedFile {
                 path: path.path,
                 is_path_known: path.is_known,
+                links: path.links,
                 inode: of.inode.number,
                 attributes: of.inode.attributes(&reader.super_),
                 deleted: of.deleted_at,

@@ -32,6 +32,9 @@ pub struct MountOptions {
     /// Extent files of a disk image, relative to its directory: see [`crate::parts`].
     #[serde(default)]
     pub parts: Vec<PathBuf>,
+    /// Mount the deleted files of the volume; implies `read_only`.
+    #[serde(default)]
+    pub deleted: bool,
     /// Honour device nodes (root only).
     pub dev: bool,
     /// Honour setuid bits (root only).
@@ -116,6 +119,7 @@ impl Default for MountOptions {
             partition: None,
             backing: vec![],
             parts: vec![],
+            deleted: false,
             dev: false,
             suid: false,
             no_exec: false,
@@ -143,6 +147,8 @@ impl Default for MountOptions {
     }
 }
 
+/// Memory for a search of deleted files, in bytes.
+const DELETED_FILES_BYTES: u64 = 512 << 20;
 /// Memory of a cached inode, in bytes.
 const CACHED_INODE_BYTES: u64 = 512;
 /// Memory of a block-map cache entry, in bytes.
@@ -308,6 +314,7 @@ impl MountOptions {
             false => self.dirty_bytes.saturating_mul(2).saturating_add(WRITE_BUFFERS_BYTES),
         };
         (64_u64 << 20)
+            .saturating_add(if self.deleted { DELETED_FILES_BYTES } else { 0 })
             .saturating_add(self.data_cache_bytes)
             .saturating_add(writing)
             .saturating_add(each(self.inode_cache, CACHED_INODE_BYTES))
@@ -325,6 +332,7 @@ impl MountOptions {
         if self.offset_bytes.is_some() && self.partition.is_some() {
             return Err(OptionError::OffsetAndPartition);
         }
+        self.read_only |= self.deleted;
         Ok(())
     }
 
@@ -388,6 +396,7 @@ impl MountOptions {
             "data_cache" => self.data_cache_bytes = parse_size_option("data_cache", value)?,
             "offset" => self.offset_bytes = Some(parse_size_option("offset", value)?),
             "partition" => self.partition = Some(parse_number_option("partition", value)?),
+            "deleted" => self.deleted = true,
             "backing" => self.backing.push(parse_text_option("backing", value)?.into()),
             "relatime" | "norelatime" | "nolazytime" => self.access_times = AccessTimes::Relative,
             "noatime" => self.access_times = AccessTimes::Never,
@@ -548,6 +557,8 @@ mod tests {
         let options = parse("backing=/a,ro,backing=/b\\,c").unwrap();
         assert_eq!(options.backing, ["/a", "/b,c"].map(PathBuf::from));
         assert_eq!(parse("").unwrap(), MountOptions::default());
+        let options = parse("deleted,rw").unwrap();
+        assert!(options.deleted && options.read_only);
         let options = parse("bucket_cache=/a:1G,deadline=9,bucket_deadline=7").unwrap();
         let word = |name: &str, value: &str| (name.to_string(), value.to_string());
         assert_eq!(options.bucket, [word("cache", "/a:1G"), word("deadline", "7")]);

@@ -9,7 +9,7 @@ mod file;
 mod locate;
 
 pub use file::VolumeFile;
-pub use locate::{LocatedVolume, locate_for_writing, locate_volume};
+pub use locate::{LocatedVolume, describe_deleted, locate_for_writing, locate_volume};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -94,10 +94,11 @@ pub fn open(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
-    let LocatedVolume { disk, uses_backup_gpt: is_of_backup, .. } =
+    let LocatedVolume { disk, uses_backup_gpt: is_of_backup, deleted, .. } =
         locate_volume(disk, behind, options)?;
     let mut tree = open_whole_disk(disk, options)?;
     tree.uses_backup_gpt = is_of_backup;
+    tree.notes = deleted.as_ref().map(describe_deleted).unwrap_or_default();
     Ok(tree)
 }
 
@@ -256,6 +257,8 @@ pub struct VolumeTree {
     read_only_reason: Option<String>,
     /// True if it is in a partition of a backup GPT.
     uses_backup_gpt: bool,
+    /// Notes for the user about deleted files.
+    notes: Vec<String>,
     /// Which changes the options make durable.
     durable: SyncPolicy,
     /// True if the kernel checks permissions.
@@ -319,6 +322,7 @@ impl VolumeTree {
             opened_writable: writing,
             read_only_reason: not_written,
             uses_backup_gpt: false,
+            notes: vec![],
             durable,
             kernel_checks_permissions: permissions,
             write_back,
@@ -424,7 +428,7 @@ impl VolumeTree {
 
     fn status_notes(&self) -> Vec<String> {
         let info = self.volume.info();
-        let mut notes = vec![];
+        let mut notes = self.notes.clone();
         if self.uses_backup_gpt {
             notes.push(locate::BACKUP_GPT_WARNING.to_owned());
         }

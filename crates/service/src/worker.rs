@@ -245,7 +245,7 @@ impl<S: RequestServer> WorkerControl<S> {
         };
         let behind = behind.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>);
         let behind: Vec<_> = behind.collect();
-        if options.read_only {
+        if options.read_only || options.deleted {
             return open(disk, &behind, options);
         }
         let orphans = || log.orphans();

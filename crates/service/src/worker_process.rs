@@ -40,6 +40,8 @@ use crate::store_keeper::StoreDiskHandle;
 
 /// Timeout for a worker to open a volume.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout for a worker to open a volume of deleted files: it reads all inode tables.
+const DELETED_MOUNT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Size of the buffer for message texts, in bytes.
 const MESSAGE_BUFFER_BYTES: u32 = 64 << 10;
 
@@ -292,7 +294,8 @@ impl Worker {
 
     fn mount(&mut self, start: &WorkerStart) -> Result<(), StartError> {
         let lost = |error: &dyn std::fmt::Display| StartError::Lost(error.to_string());
-        let until = Instant::now() + MOUNT_TIMEOUT;
+        let timeout = if start.options.deleted { DELETED_MOUNT_TIMEOUT } else { MOUNT_TIMEOUT };
+        let until = Instant::now() + timeout;
         let nothing_left = || lost(&"its session is used up");
         let client = self.session.client::<Volume>(VOLUME_LANE).ok_or_else(nothing_left)?;
         let mut text =

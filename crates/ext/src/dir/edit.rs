@@ -31,7 +31,7 @@ use crate::{Error, InodeNumber, Result};
 
 /// Unit that a disk writes atomically.
 const SECTOR_BYTES: usize = 512;
-const MAX_NAME_BYTES: usize = 255;
+pub(crate) const MAX_NAME_BYTES: usize = 255;
 
 /// An entry found in a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

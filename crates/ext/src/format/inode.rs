@@ -622,7 +622,7 @@ fn clamp_time(time: Time, last: i64) -> Time {
     Time { seconds, nanoseconds: if at_end { 0 } else { time.nanoseconds } }
 }
 
-pub(super) fn low16(value: u32) -> u16 {
+pub(crate) fn low16(value: u32) -> u16 {
     let [a, b, ..] = value.to_le_bytes();
     u16::from_le_bytes([a, b])
 }

@@ -29,7 +29,7 @@ pub const LEN_BYTES: usize = 1024;
 pub const MAGIC: u16 = 0xEF53;
 /// Bit of `s_flags`: names are hashed as signed characters.
 pub const FLAG_SIGNED_HASH: u32 = 1;
-const FLAG_UNSIGNED_HASH: u32 = 2;
+pub(crate) const FLAG_UNSIGNED_HASH: u32 = 2;
 /// Bit of `s_flags`: test file system.
 pub const FLAG_TEST: u32 = 4;
 /// Bit of `s_state`: unmounted cleanly.

@@ -60,6 +60,8 @@ pub(super) struct FoundPath {
     /// Path from the root; begins with `#` and an inode number where the rest is unknown.
     pub(super) path: Vec<u8>,
     pub(super) is_known: bool,
+    /// Paths of other hard links.
+    pub(super) links: Vec<Vec<u8>>,
 }
 
 /// Finds the names of all deleted inodes.
@@ -275,6 +277,8 @@ impl NameSearch<'_> {
 
 /// Most names that are kept of one inode number.
 const MAX_NAMES_OF_INODE: usize = 64;
+/// Most bytes of all paths together.
+const MAX_PATH_BYTES: usize = 256 << 20;
 
 impl Names {
     /// Returns the paths of all files.
@@ -293,7 +297,47 @@ impl Names {
                 self.name_of(file, before, is_newest)
             })
             .collect();
-        (0..files.len()).map(|nth| self.path(nth, files, &names)).collect()
+        let mut left = MAX_PATH_BYTES;
+        let mut add = |nth: usize, name: Option<&NameFound>| {
+            let mut found = self.path(nth, name, files, &names);
+            match left.checked_sub(found.path.len()) {
+                Some(less) => left = less,
+                None => {
+                    let number = files.get(nth).map_or(0, |(file, _)| file.inode.number.0);
+                    (found.path, found.is_known) = (format!("#{number}").into_bytes(), false);
+                }
+            }
+            found
+        };
+        let mut paths: Vec<FoundPath> = vec![];
+        for (nth, ((file, _), name)) in files.iter().zip(&names).enumerate() {
+            let mut path = add(nth, *name);
+            if let Some(name) = name.filter(|_| file.inode.kind != FileType::Directory) {
+                let links = self.links_of(file, name).into_iter().map(|link| add(nth, Some(link)));
+                path.links = links.filter(|it| it.is_known).map(|it| it.path).collect();
+            }
+            paths.push(path);
+        }
+        paths
+    }
+
+    /// Returns the other names of a file: of those in use up to its last state the newest, as many as
+    /// it has links.
+    fn links_of(&self, file: &DeletedInode, name: &NameFound) -> Vec<&NameFound> {
+        let more = usize::from(file.inode.links().saturating_sub(1));
+        let Some(all) = self.found.get(&file.inode.number.0).filter(|_| more > 0) else {
+            return vec![];
+        };
+        let end = file.deleted_in.unwrap_or(NOW);
+        let is_link = |it: &&NameFound| {
+            it.used.is_some_and(|rank| rank >= file.seen.0 && rank < end)
+                && it.kind.is_none_or(|kind| kind == file.inode.kind)
+                && (it.dir, &it.name) != (name.dir, &name.name)
+        };
+        let mut links: Vec<&NameFound> = all.iter().filter(is_link).collect();
+        links.sort_by_key(|it| std::cmp::Reverse(it.used));
+        links.truncate(more);
+        links
     }
 
     /// Returns the last name of a file; `before` is the rank that last shows another file of that
@@ -317,9 +361,11 @@ impl Names {
         })
     }
 
+    /// Returns the path of a file by one of its names.
     fn path(
         &self,
         nth: usize,
+        own: Option<&NameFound>,
         files: &[(DeletedInode, FileMap)],
         names: &[Option<&NameFound>],
     ) -> FoundPath {
@@ -341,6 +387,9 @@ impl Names {
                         None
                     }
                 },
+                Dir::Deleted(_) if parts.is_empty() && own.is_some() => {
+                    own.map(|found| (found.dir, found.name.clone()))
+                }
                 Dir::Deleted(nth) => match names.get(nth).copied().flatten() {
                     Some(found) => Some((found.dir, found.name.clone())),
                     None => {
@@ -363,6 +412,6 @@ impl Names {
         }
         is_known &= parts.last().is_some_and(Vec::is_empty);
         parts.reverse();
-        FoundPath { path: parts.join(&b'/'), is_known }
+        FoundPath { path: parts.join(&b'/'), is_known, links: vec![] }
     }
 }

@@ -9,6 +9,7 @@ use draconis_container::{
     Error, Format, SessionDisk, list_partitions, open_for_writing, signature,
 };
 use draconis_device::{Disk, SubDisk, TableKind, find_partition, read_partition_table};
+use draconis_ext::undelete::{DeletedFiles, DeletedSummary, DeletedView, Limits};
 
 use super::OpenError;
 use crate::options::MountOptions;
@@ -29,6 +30,8 @@ pub struct LocatedVolume {
     pub image: Option<Arc<dyn SessionDisk>>,
     /// True if the partition was found in the backup GPT.
     pub uses_backup_gpt: bool,
+    /// What `disk` holds, if it is a volume of deleted files.
+    pub deleted: Option<DeletedSummary>,
 }
 
 /// Note for the user about such a table.
@@ -37,17 +40,43 @@ pub(super) const BACKUP_GPT_WARNING: &str = "the first GPT is damaged or gone, a
 
 /// Locates the volume that `options` select. Without a selection, a partition table must have
 /// exactly one partition with a volume, which is used. `behind` are the backing files of a disk
-/// image.
+/// image. With the option `deleted`, the disk is a volume of the deleted files.
 ///
 /// # Errors
 /// [`OpenError::Container`], [`OpenError::Partition`], [`OpenError::Partitions`],
-/// [`OpenError::Offset`].
+/// [`OpenError::Offset`]; with `deleted` [`OpenError::Ext`].
 pub fn locate_volume(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<LocatedVolume, OpenError> {
-    select_volume(draconis_container::open(file, behind)?, options)
+    let part = select_volume(draconis_container::open(file, behind)?, options)?;
+    if !options.deleted {
+        return Ok(part);
+    }
+    let view = DeletedFiles::scan(part.disk.clone(), Limits::default());
+    let view = view.and_then(DeletedFiles::into_view);
+    let DeletedView { disk, summary } =
+        view.map_err(|error| identify_contents(&*part.disk, error))?;
+    Ok(LocatedVolume { disk, deleted: Some(summary), ..part })
+}
+
+/// Returns the notes for the user about a volume of deleted files.
+pub fn describe_deleted(summary: &DeletedSummary) -> Vec<String> {
+    let mut notes = vec![];
+    if let Some(damage) = &summary.journal_damage {
+        notes.push(format!("{damage}: older states in the journal are not certain"));
+    }
+    if summary.unsure > 0 {
+        notes.push(format!(
+            "{} of {} deleted files are not whole; draconis undelete lists them",
+            summary.unsure, summary.files
+        ));
+    }
+    if summary.is_cut_short {
+        notes.push("there are more deleted files than are shown".to_owned());
+    }
+    notes
 }
 
 fn select_volume(
@@ -68,6 +97,7 @@ fn select_volume(
             format,
             image,
             uses_backup_gpt: is_of_backup,
+            deleted: None,
         })
     };
     if let Some(number) = options.partition {
@@ -109,6 +139,9 @@ pub fn locate_for_writing(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<LocatedVolume, OpenError> {
+    if options.deleted {
+        return Err(OpenError::Options("deleted files are only read".into()));
+    }
     let random = RandomState::new().build_hasher().finish();
     let part = select_volume(open_for_writing(file, behind, random)?, options)?;
     match part.format {
