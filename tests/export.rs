@@ -4,130 +4,15 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::bucket::TestBucket;
+use common::export::{
+    Export, assert_contents, make_qcow2, make_store, make_volume, nbdcopy, nbdsh, succeed, text,
+};
 use common::volume::run_e2fsck;
-use common::{Draconis, has_tool, make_source_tree, mke2fs, report_skipped, wait_until};
-
-/// A running export.
-struct Export {
-    child: Child,
-    /// What it printed when it was ready.
-    about: serde_json::Value,
-}
-
-impl Export {
-    fn start(command: Command, arguments: &[&str]) -> Self {
-        let mut export = Self::spawn(command, arguments);
-        let mut line = String::new();
-        BufReader::new(export.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        export.about = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{arguments:?}"));
-        export
-    }
-
-    fn spawn(mut command: Command, arguments: &[&str]) -> Self {
-        command.args(["export", "--json"]).args(arguments).stdout(Stdio::piped());
-        Self { child: command.spawn().unwrap(), about: serde_json::Value::Null }
-    }
-
-    /// Starts an export at the socket `name` below the directory.
-    fn at(draconis: &Draconis, name: &str, arguments: &[&str]) -> Self {
-        let socket = format!("unix:{}", draconis.path(name).display());
-        Self::start(draconis.command(), &[&["--nbd", &socket], arguments].concat())
-    }
-
-    fn uri(&self) -> &str {
-        self.about["exports"][0]["uris"][0].as_str().unwrap()
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    /// Ends the export, which must succeed.
-    fn end(mut self) {
-        self.signal(rustix::process::Signal::TERM);
-        assert_eq!(self.child.wait().unwrap().code(), Some(0));
-    }
-}
-
-impl Drop for Export {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn succeed(command: &mut Command) -> Output {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    output
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-/// Creates an ext4 volume with files.
-fn make_volume(draconis: &Draconis, name: &str) -> PathBuf {
-    let tree = draconis.make_dir("tree");
-    make_source_tree(&tree);
-    let image = draconis.path(name);
-    mke2fs(&image, Some(&tree), &["-t", "ext4"], "32M");
-    image
-}
-
-fn nbdcopy(arguments: &[&str]) {
-    succeed(Command::new("nbdcopy").args(arguments));
-}
-
-/// Copies an export out, compares it with `wanted`, and checks its volume.
-fn assert_contents(draconis: &Draconis, uri: &str, wanted: &Path) {
-    let copy = draconis.path("copy");
-    let _ = std::fs::remove_file(&copy);
-    nbdcopy(&[uri, text(&copy)]);
-    assert!(std::fs::read(&copy).unwrap() == std::fs::read(wanted).unwrap(), "{uri}");
-    run_e2fsck(&copy);
-}
-
-/// Creates the store `s` of 192 MiB with the disk `vol` of 32 MiB.
-fn make_store(draconis: &Draconis) -> String {
-    let store = draconis.path("s");
-    let store = text(&store);
-    draconis.run_ok(["store", "create", store, "--size", "192M", "--layout", "cow", "--sparse"]);
-    draconis.run_ok(["store", "disk", store, "vol", "32M"]);
-    format!("{store}#vol")
-}
-
-fn make_qcow2(draconis: &Draconis, name: &str) -> PathBuf {
-    let image = draconis.path(name);
-    succeed(Command::new("qemu-img").args(["create", "-q", "-f", "qcow2", text(&image), "32M"]));
-    image
-}
-
-/// Returns libnbd's shell, in Python; `None` if it is not installed.
-fn nbdsh(test: &str) -> Option<fn() -> Command> {
-    let of_path: fn() -> Command = || Command::new("nbdsh");
-    // Another Python in the path does not have the module.
-    let of_system: fn() -> Command = || {
-        let mut command = Command::new("/usr/bin/python3");
-        command.args(["-m", "nbd"]);
-        command
-    };
-    let works = |make: &fn() -> Command| {
-        let output = make().arg("--version").output();
-        output.is_ok_and(|output| output.status.success())
-    };
-    let found = [of_path, of_system].into_iter().find(works);
-    if found.is_none() {
-        report_skipped(format_args!("{test} needs nbdsh"));
-    }
-    found
-}
+use common::{Draconis, has_tool, wait_until};
 
 #[test]
 fn command_lines_are_checked() {

@@ -9,6 +9,7 @@
 //! Law 1: the process is confined before it reads a byte of an image or of a client.
 //! Law 2: the number of connections is bounded; others wait in the queue of the socket.
 
+mod clones;
 mod socket;
 mod source;
 
@@ -29,12 +30,13 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use self::clones::SharedClones;
 use self::socket::{ListenAddress, Listener, Socket, SocketHalf};
-use self::source::{Source, UnreadSources};
+use self::source::{CloneNames, Source, UnreadSources};
 use crate::image::{self, VolumeArgs};
 use crate::report;
 use crate::text::{escape_control_chars, format_bytes};
@@ -48,9 +50,12 @@ use crate::text::{escape_control_chars, format_bytes};
 /// One image is the default export; --name gives it a name as well. Several images are exported by
 /// their file names, disks of stores by their own; the first one is also the default export.
 ///
+/// With --clone each connection has a writable disk of its own: a clone of a disk or snapshot in a
+/// store, made in constant time. A client that reconnects gets a new clone.
+///
 /// Ends on SIGTERM, SIGINT or SIGHUP: answers the requests in flight, makes all writes durable, and
-/// closes the images. Serves up to 64 connections, each with up to 16 requests and 64 MiB of their
-/// contents in memory; further clients wait. Traffic is not encrypted.
+/// closes the images. A connection has up to 16 requests and 64 MiB of their contents in memory.
+/// Traffic is not encrypted.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Listen on a Unix socket, unix:PATH, or on a TCP port, tcp:HOST:PORT; may be repeated. Port 0
@@ -60,6 +65,20 @@ pub struct Arguments {
     /// Export read-only; other readers may use the image as well.
     #[arg(short, long)]
     read_only: bool,
+    /// Give each connection a writable clone of STORE#NAME@SNAPSHOT, or of STORE#NAME as it is now.
+    /// Clones are removed when their clients disconnect, or kept as PREFIX-1, PREFIX-2, ...
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        conflicts_with = "read_only"
+    )]
+    clone: Option<CloneNames>,
+    /// Serve up to N connections at a time; further clients wait.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=MAX_CONNECTIONS))]
+    connections: u64,
     /// Name of the export, if there is one IMAGE (default: the empty name).
     #[arg(long)]
     name: Option<String>,
@@ -81,8 +100,10 @@ pub struct Arguments {
     images: Vec<PathBuf>,
 }
 
-/// Maximum number of connections.
-const MAX_CONNECTIONS: usize = 64;
+/// Maximum of `--connections`.
+const MAX_CONNECTIONS: u64 = 65536;
+/// Descriptors that an export has besides those of connections, and some more.
+const SPARE_DESCRIPTORS: u64 = 256;
 /// Maximum length of an export's name, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 /// Time that a client has to choose an export.
@@ -99,6 +120,9 @@ struct ExportJson<'a> {
     image: String,
     size_bytes: u64,
     read_only: bool,
+    /// Names of the clones that connections get, with N for a number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    clones: Option<String>,
     uris: Vec<String>,
 }
 
@@ -118,7 +142,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if listeners.is_empty() {
         bail!("no socket to listen on; --nbd unix:PATH or --nbd tcp:HOST:PORT names one");
     }
-    let sources = UnreadSources::open(&arguments.images, &arguments.place, arguments.read_only)?;
+    let sources = UnreadSources::open(
+        &arguments.images,
+        &arguments.place,
+        arguments.read_only,
+        arguments.clone.clone(),
+    )?;
+    allow_descriptors(arguments.connections + SPARE_DESCRIPTORS)?;
     let wake = WakePipe::new()?;
     let child = arguments.run.as_deref().map(|command| start_command(command, &listeners, &names));
     let child = child.transpose()?;
@@ -128,8 +158,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
     let sources = sources.start()?;
     let mut exports = vec![];
-    for (Source { image, disk, .. }, name) in sources.iter().zip(names) {
-        let export = Export::new(name, image.display().to_string(), disk.clone());
+    for (Source { image, disk, clones, .. }, name) in sources.iter().zip(names) {
+        let (about, disk) = (image.display().to_string(), disk.clone());
+        let export = match clones {
+            Some(clones) => {
+                Export::with_clones(name, about, disk, Box::new(SharedClones(clones.clone())))
+            }
+            None => Export::new(name, about, disk),
+        };
         if export.is_read_only() && !arguments.read_only {
             report::print_notes(&[format!("read-only: {} can only be read", image.display())]);
         }
@@ -141,6 +177,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         wake,
         connections: Arc::default(),
         once: arguments.once,
+        max_connections: arguments.connections as usize,
     };
     if arguments.json || child.is_none() {
         server.print_exports(&sources, arguments.json, confinement)?;
@@ -172,6 +209,19 @@ fn export_names(arguments: &Arguments) -> anyhow::Result<Vec<String>> {
         names.push(name.to_owned());
     }
     Ok(names)
+}
+
+/// Raises the limit of descriptors, if it is lower.
+fn allow_descriptors(wanted: u64) -> anyhow::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= wanted) {
+        return Ok(());
+    }
+    let raised = Rlimit {
+        current: limit.maximum.map_or(Some(wanted), |most| Some(most.min(wanted))),
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).context("cannot raise the limit of descriptors")
 }
 
 /// Starts the command of `--run`.
@@ -240,6 +290,7 @@ struct Server {
     wake: WakePipe,
     connections: Arc<Mutex<Connections>>,
     once: bool,
+    max_connections: usize,
 }
 
 impl Server {
@@ -254,6 +305,7 @@ impl Server {
             image: source.image.display().to_string(),
             size_bytes: export.len_bytes(),
             read_only: export.is_read_only(),
+            clones: source.clones.as_ref().map(|clones| clones.pattern()),
             uris: self.listeners.iter().map(|listener| listener.uri(export.name())).collect(),
         });
         let exports: Vec<_> = exports.collect();
@@ -264,8 +316,10 @@ impl Server {
                 let image = escape_control_chars(export.image.as_bytes());
                 let size = format_bytes(export.size_bytes);
                 let mode = if export.read_only { ", read-only" } else { "" };
+                let of = export.clones.iter().map(|name| format!(", clones {name}"));
+                let of: String = of.map(|text| escape_control_chars(text.as_bytes())).collect();
                 for uri in &export.uris {
-                    report::print_line(format_args!("{image} ({size}{mode}): {uri}"))?;
+                    report::print_line(format_args!("{image} ({size}{mode}{of}): {uri}"))?;
                 }
             }
         }
@@ -279,7 +333,7 @@ impl Server {
             if self.wake.is_signalled.load(Ordering::SeqCst) || self.is_done() {
                 return Ok(ExitCode::SUCCESS);
             }
-            let is_full = self.connections.lock().open.len() >= MAX_CONNECTIONS;
+            let is_full = self.connections.lock().open.len() >= self.max_connections;
             let listeners = if is_full { &[] } else { &self.listeners[..] };
             let mut waited = vec![PollFd::new(&self.wake.receiver, PollFlags::IN)];
             waited.extend(child.iter().map(|(_, ended)| PollFd::new(ended, PollFlags::IN)));
@@ -350,7 +404,8 @@ fn serve_client(
     let Some(session) = connection.negotiate(exports)? else { return Ok(()) };
     socket.clear_deadline();
     connections.lock().had_client = true;
-    log::info!("a client uses the export '{}'", session.export.name());
+    let export = &session.export;
+    log::info!("a client uses the export '{}': {}", export.name(), export.description());
     connection.transmit(&session)
 }
 
@@ -389,6 +444,15 @@ fn close(server: Server, sources: Vec<Source>) -> anyhow::Result<()> {
         let closed = export.flush();
         let closed = closed.and_then(|()| session.as_ref().map_or(Ok(()), |it| it.close_session()));
         closed.with_context(|| image.display().to_string())?;
+    }
+    let is_idle = connections.lock().open.is_empty();
+    drop(exports);
+    for Source { image, disk, clones, .. } in sources {
+        // A snapshot that is open cannot be removed.
+        drop(disk);
+        if let Some(clones) = clones.filter(|_| is_idle) {
+            clones.close().with_context(|| image.display().to_string())?;
+        }
     }
     Ok(())
 }

@@ -19,12 +19,24 @@ const MAX_STATUS_RUNS: usize = 1024;
 /// Maximum bytes that CACHE reads; it is a hint.
 const MAX_CACHE_BYTES: u64 = 256 << 20;
 
-/// A disk that clients can choose by name. Its connections share it.
+/// Creates a writable disk for each connection of an export.
+pub trait CloneSource: Send + Sync {
+    /// Creates a clone: its name, for people, and its disk. Dropping the disk ends its use.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    fn create_clone(&self) -> Result<(String, Arc<dyn Disk>), String>;
+}
+
+/// A disk that clients can choose by name. Its connections share it, or get clones of it.
 pub struct Export {
     name: String,
     description: String,
     disk: Arc<dyn Disk>,
     properties: Properties,
+    clones: Option<Box<dyn CloneSource>>,
+    /// True if only one connection ever uses the disk.
+    is_clone: bool,
     /// Newest ticket of all writes.
     newest: Mutex<Option<Ticket>>,
     /// Held alone by a write that reads a sector before it changes a part of it.
@@ -33,8 +45,8 @@ pub struct Export {
     failure: Mutex<Option<ErrorCode>>,
     /// True since the first TRIM: holes may not be durable from then on.
     is_trimmed: AtomicBool,
-    /// True once no more requests are read.
-    is_stopping: AtomicBool,
+    /// True once no more requests are read. An export shares it with its clones.
+    is_stopping: Arc<AtomicBool>,
 }
 
 impl Export {
@@ -45,12 +57,42 @@ impl Export {
             description,
             properties: disk.properties(),
             disk,
+            clones: None,
+            is_clone: false,
             newest: Mutex::new(None),
             sectors: RwLock::new(()),
             failure: Mutex::new(None),
             is_trimmed: AtomicBool::new(false),
-            is_stopping: AtomicBool::new(false),
+            is_stopping: Arc::default(),
         }
+    }
+
+    /// Creates an export that gives each connection a clone of `disk`. `disk` itself is not used.
+    pub fn with_clones(
+        name: String,
+        description: String,
+        disk: Arc<dyn Disk>,
+        clones: Box<dyn CloneSource>,
+    ) -> Self {
+        let mut export = Self::new(name, description, disk);
+        export.properties.read_only = false;
+        export.clones = Some(clones);
+        export
+    }
+
+    /// Returns the export for a connection that has chosen this one.
+    pub(crate) fn for_connection(&self) -> Result<ChosenExport<'_>, String> {
+        let Some(clones) = &self.clones else { return Ok(ChosenExport::Shared(self)) };
+        let (description, disk) = clones.create_clone()?;
+        let mut export = Self::new(self.name.clone(), description, disk);
+        export.is_clone = true;
+        export.is_stopping = self.is_stopping.clone();
+        Ok(ChosenExport::Clone(Box::new(export)))
+    }
+
+    /// Returns true if a flush covers the writes of every connection that the client opens.
+    pub(crate) fn can_multi_conn(&self) -> bool {
+        self.clones.is_none() && !self.is_clone
     }
 
     /// Returns the name.
@@ -334,6 +376,25 @@ impl Export {
         drop(failure);
         log::warn!("export '{}': {error}", self.name);
         code
+    }
+}
+
+/// The export that a connection uses.
+pub enum ChosenExport<'e> {
+    /// An export that connections share.
+    Shared(&'e Export),
+    /// A clone for this connection alone.
+    Clone(Box<Export>),
+}
+
+impl std::ops::Deref for ChosenExport<'_> {
+    type Target = Export;
+
+    fn deref(&self) -> &Export {
+        match self {
+            Self::Shared(export) => export,
+            Self::Clone(export) => export,
+        }
     }
 }
 

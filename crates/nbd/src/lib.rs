@@ -12,6 +12,7 @@
 //! Law 2: the memory of a connection is bounded: [`MAX_INFLIGHT_BYTES`] of contents, [`MAX_THREADS`]
 //! threads, [`MAX_OPTION_BYTES`] of an option. A client that does not read replies stops being read.
 //! Law 3: a flush of one connection covers all completed writes of every connection of the export.
+//! A clone has one connection, so its export does not promise that to clients.
 //! Law 4: a write is answered once every read sees it; with FUA, and by a flush, once it is durable.
 //!
 //! This crate opens no sockets and knows no formats. It implements the fixed newstyle negotiation,
@@ -27,7 +28,7 @@ mod wire;
 
 use std::io::{BufReader, Read, Write};
 
-pub use crate::export::Export;
+pub use crate::export::{ChosenExport, CloneSource, Export};
 pub use crate::negotiation::{MAX_OPTION_BYTES, MAX_OPTIONS, Session};
 pub use crate::transmission::{MAX_INFLIGHT_BYTES, MAX_THREADS};
 pub use crate::wire::MAX_PAYLOAD_BYTES;
@@ -44,6 +45,9 @@ pub enum ConnectionError {
     /// The client broke the protocol.
     #[error("protocol error: {0}")]
     Protocol(&'static str),
+    /// The client could not get a clone.
+    #[error("no clone for the client: {0}")]
+    NoClone(String),
 }
 
 /// A connection to a client.

@@ -6,7 +6,7 @@ use crate::wire::{
     self, BASE_ALLOCATION, BASE_ALLOCATION_ID, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, flag,
     info, opt, rep,
 };
-use crate::{ConnectionError, Export, MAX_PAYLOAD_BYTES};
+use crate::{ChosenExport, ConnectionError, Export, MAX_PAYLOAD_BYTES};
 
 /// Maximum length of an option. A client that claims a longer one is disconnected.
 pub const MAX_OPTION_BYTES: u32 = 64 << 10;
@@ -20,7 +20,7 @@ const PREFERRED_BLOCK_BYTES: u32 = 4096;
 /// What client and server agreed on.
 pub struct Session<'e> {
     /// The chosen export.
-    pub export: &'e Export,
+    pub export: ChosenExport<'e>,
     pub(crate) structured_replies: bool,
     /// True if the client may send BLOCK_STATUS, for `base:allocation`.
     pub(crate) allocation_context: bool,
@@ -39,7 +39,8 @@ struct Negotiation<'e, 'o, W> {
 /// Result of an option.
 enum Outcome<'e> {
     Continue,
-    Chosen(&'e Export),
+    /// The export of the exports, and as this connection uses it.
+    Chosen(&'e Export, ChosenExport<'e>),
     Left,
 }
 
@@ -82,12 +83,12 @@ pub(crate) fn negotiate<'e, W: Write>(
         match state.handle_option(option, &data)? {
             Outcome::Continue => {}
             Outcome::Left => return Ok(None),
-            Outcome::Chosen(export) => {
+            Outcome::Chosen(of, export) => {
                 let context = state.allocation_export;
                 return Ok(Some(Session {
                     export,
                     structured_replies: state.structured_replies,
-                    allocation_context: context.is_some_and(|it| std::ptr::eq(it, export)),
+                    allocation_context: context.is_some_and(|it| std::ptr::eq(it, of)),
                 }));
             }
         }
@@ -98,7 +99,7 @@ pub(crate) fn negotiate<'e, W: Write>(
 impl<'e, W: Write> Negotiation<'e, '_, W> {
     fn handle_option(&mut self, option: u32, data: &[u8]) -> Result<Outcome<'e>, ConnectionError> {
         match option {
-            opt::EXPORT_NAME => return self.choose_by_export_name(data).map(Outcome::Chosen),
+            opt::EXPORT_NAME => return self.choose_by_export_name(data),
             opt::ABORT => {
                 // The client need not wait for the reply.
                 let _ = self.reply(option, rep::ACK, &[]);
@@ -106,11 +107,7 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
             }
             opt::LIST if data.is_empty() => self.list_exports()?,
             opt::INFO | opt::GO => {
-                if let Some(export) = self.describe_export(option, data)?
-                    && option == opt::GO
-                {
-                    return Ok(Outcome::Chosen(export));
-                }
+                return self.describe_export(option, data);
             }
             opt::STRUCTURED_REPLY if data.is_empty() => {
                 self.structured_replies = true;
@@ -143,18 +140,19 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
     }
 
     /// Replies to EXPORT_NAME, which has no error reply.
-    fn choose_by_export_name(&mut self, data: &[u8]) -> Result<&'e Export, ConnectionError> {
-        let export = std::str::from_utf8(data).ok().and_then(|name| self.find_export(name));
-        let export = export.ok_or(ConnectionError::Protocol("no export has that name"))?;
+    fn choose_by_export_name(&mut self, data: &[u8]) -> Result<Outcome<'e>, ConnectionError> {
+        let of = std::str::from_utf8(data).ok().and_then(|name| self.find_export(name));
+        let of = of.ok_or(ConnectionError::Protocol("no export has that name"))?;
+        let export = of.for_connection().map_err(ConnectionError::NoClone)?;
         let mut reply = vec![];
         reply.extend(export.len_bytes().to_be_bytes());
-        reply.extend(self.transmission_flags(export).to_be_bytes());
+        reply.extend(self.transmission_flags(&export).to_be_bytes());
         if !self.no_zeroes {
             reply.extend([0; EXPORT_NAME_ZEROES]);
         }
         self.output.write_all(&reply)?;
         self.output.flush()?;
-        Ok(export)
+        Ok(Outcome::Chosen(of, export))
     }
 
     fn list_exports(&mut self) -> std::io::Result<()> {
@@ -166,12 +164,12 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
         self.reply(opt::LIST, rep::ACK, &[])
     }
 
-    /// Replies to INFO or GO. Returns the export, unless the reply is an error.
+    /// Replies to INFO or GO, which chooses the export.
     fn describe_export(
         &mut self,
         option: u32,
         data: &[u8],
-    ) -> Result<Option<&'e Export>, ConnectionError> {
+    ) -> Result<Outcome<'e>, ConnectionError> {
         let mut fields = Fields(data);
         let decoded = (|| {
             let name = fields.string()?;
@@ -181,12 +179,25 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
         })();
         let Some((name, wanted)) = decoded else {
             self.reply(option, rep::ERR_INVALID, b"the option cannot be decoded")?;
-            return Ok(None);
+            return Ok(Outcome::Continue);
         };
-        let Some(export) = self.find_export(name) else {
+        let Some(of) = self.find_export(name) else {
             self.reply(option, rep::ERR_UNKNOWN, b"no export has that name")?;
-            return Ok(None);
+            return Ok(Outcome::Continue);
         };
+        let chosen = if option == opt::GO {
+            match of.for_connection() {
+                Ok(chosen) => Some(chosen),
+                Err(why) => {
+                    let text = format!("no clone of the disk: {why}");
+                    self.reply(option, rep::ERR_POLICY, text.as_bytes())?;
+                    return Ok(Outcome::Continue);
+                }
+            }
+        } else {
+            None
+        };
+        let export = chosen.as_deref().unwrap_or(of);
         let mut of_export = info::EXPORT.to_be_bytes().to_vec();
         of_export.extend(export.len_bytes().to_be_bytes());
         of_export.extend(self.transmission_flags(export).to_be_bytes());
@@ -204,7 +215,7 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
             }
         }
         self.reply(option, rep::ACK, &[])?;
-        Ok(Some(export))
+        Ok(chosen.map_or(Outcome::Continue, |chosen| Outcome::Chosen(of, chosen)))
     }
 
     /// Replies to LIST_META_CONTEXT or SET_META_CONTEXT.
@@ -250,11 +261,10 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
     }
 
     fn transmission_flags(&self, export: &Export) -> u16 {
-        let mut flags = flag::HAS_FLAGS
-            | flag::SEND_FLUSH
-            | flag::SEND_FUA
-            | flag::CAN_MULTI_CONN
-            | flag::SEND_CACHE;
+        let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_CACHE;
+        if export.can_multi_conn() {
+            flags |= flag::CAN_MULTI_CONN;
+        }
         flags |= match export.is_read_only() {
             true => flag::READ_ONLY,
             false => flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO,

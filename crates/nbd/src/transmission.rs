@@ -249,7 +249,8 @@ fn read_exact_or_end(stream: &mut impl Read, bytes: &mut [u8]) -> std::io::Resul
 
 /// Checks what a request says of itself.
 fn check_request(session: &Session<'_>, request: &Request) -> Result<(), ErrorCode> {
-    let Session { export, structured_replies, allocation_context } = *session;
+    let Session { structured_replies, allocation_context, .. } = *session;
+    let export = &session.export;
     let known_flags = match request.command {
         cmd::READ if structured_replies => cmd_flag::DF,
         cmd::READ | cmd::FLUSH | cmd::CACHE => 0,
@@ -287,7 +288,7 @@ fn carry_out(
     request: &Request,
     payload: Vec<PrivateBuffer>,
 ) -> Result<Reply, ErrorCode> {
-    let export = session.export;
+    let export = &*session.export;
     let Request { flags, command, offset, len, .. } = *request;
     let has_flag = |flag: u16| flags & flag != 0;
     let fua = has_flag(cmd_flag::FUA);

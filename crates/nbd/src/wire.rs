@@ -56,6 +56,7 @@ pub(crate) mod rep {
     pub(crate) const INFO: u32 = 3;
     pub(crate) const META_CONTEXT: u32 = 4;
     pub(crate) const ERR_UNSUP: u32 = (1 << 31) + 1;
+    pub(crate) const ERR_POLICY: u32 = (1 << 31) + 2;
     pub(crate) const ERR_INVALID: u32 = (1 << 31) + 3;
     pub(crate) const ERR_UNKNOWN: u32 = (1 << 31) + 6;
 }
