@@ -289,6 +289,10 @@ impl Export {
                 done += hole;
                 continue;
             }
+            // Extended headers allow ranges that take hours.
+            if self.is_stopping() {
+                return Err(ErrorCode::Shutdown);
+            }
             let Some((at, piece)) = split(offset + done, len - done).next() else { break };
             last = Some(self.write_piece(at, PrivateBuffer::new(piece))?);
             // At most one piece of zeros is in memory.
@@ -334,18 +338,18 @@ impl Export {
     pub(crate) fn block_status(
         &self,
         offset: u64,
-        len: u32,
+        len: u64,
         only_one: bool,
-    ) -> Result<Vec<(u32, bool)>, ErrorCode> {
-        let mut runs: Vec<(u32, bool)> = vec![];
+    ) -> Result<Vec<(u64, bool)>, ErrorCode> {
+        let mut runs: Vec<(u64, bool)> = vec![];
         let mut done = 0;
         for _ in 0..MAX_STATUS_RUNS {
             if done >= len {
                 break;
             }
             let rest = len - done;
-            let run = self.allocation_run(offset + u64::from(done), rest.into())?;
-            let bytes = u32::try_from(run.len_bytes).unwrap_or(rest).clamp(1, rest);
+            let run = self.allocation_run(offset + done, rest)?;
+            let bytes = run.len_bytes;
             match runs.last_mut() {
                 Some((count, is_hole)) if *is_hole == run.is_hole => *count += bytes,
                 Some(_) if only_one => break,

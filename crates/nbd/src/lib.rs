@@ -16,7 +16,7 @@
 //! Law 4: a write is answered once every read sees it; with FUA, and by a flush, once it is durable.
 //!
 //! This crate opens no sockets and knows no formats. It implements the fixed newstyle negotiation,
-//! structured replies and the metadata context `base:allocation`; neither TLS nor extended headers.
+//! structured replies, extended headers and the metadata context `base:allocation`; not TLS.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]

@@ -3,8 +3,8 @@
 use std::io::{Read, Write};
 
 use crate::wire::{
-    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, flag,
-    info, opt, rep,
+    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields,
+    Headers, flag, info, opt, rep,
 };
 use crate::{ChosenExport, ConnectionError, Export, MAX_PAYLOAD_BYTES};
 
@@ -21,7 +21,7 @@ const PREFERRED_BLOCK_BYTES: u32 = 4096;
 pub struct Session<'e> {
     /// The chosen export.
     pub export: ChosenExport<'e>,
-    pub(crate) structured_replies: bool,
+    pub(crate) headers: Headers,
     /// True if the client may send BLOCK_STATUS, for `base:allocation`.
     pub(crate) allocation_context: bool,
 }
@@ -31,7 +31,7 @@ struct Negotiation<'e, 'o, W> {
     output: &'o mut W,
     exports: &'e [Export],
     no_zeroes: bool,
-    structured_replies: bool,
+    headers: Headers,
     /// Export for which the client set `base:allocation`.
     allocation_export: Option<&'e Export>,
 }
@@ -64,7 +64,7 @@ pub(crate) fn negotiate<'e, W: Write>(
         output,
         exports,
         no_zeroes: flags & u32::from(FLAG_NO_ZEROES) != 0,
-        structured_replies: false,
+        headers: Headers::Simple,
         allocation_export: None,
     };
     for _ in 0..MAX_OPTIONS {
@@ -87,7 +87,7 @@ pub(crate) fn negotiate<'e, W: Write>(
                 let context = state.allocation_export;
                 return Ok(Some(Session {
                     export,
-                    structured_replies: state.structured_replies,
+                    headers: state.headers,
                     allocation_context: context.is_some_and(|it| std::ptr::eq(it, of)),
                 }));
             }
@@ -109,12 +109,19 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
             opt::INFO | opt::GO => {
                 return self.describe_export(option, data);
             }
+            opt::STRUCTURED_REPLY if data.is_empty() && self.headers == Headers::Extended => {
+                self.reply(option, rep::ERR_EXT_HEADER_REQD, b"extended headers are agreed on")?;
+            }
             opt::STRUCTURED_REPLY if data.is_empty() => {
-                self.structured_replies = true;
+                self.headers = Headers::Structured;
+                self.reply(option, rep::ACK, &[])?;
+            }
+            opt::EXTENDED_HEADERS if data.is_empty() => {
+                self.headers = Headers::Extended;
                 self.reply(option, rep::ACK, &[])?;
             }
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.meta_context(option, data)?,
-            opt::LIST | opt::STRUCTURED_REPLY => {
+            opt::LIST | opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS => {
                 self.reply(option, rep::ERR_INVALID, b"the option has no data")?;
             }
             _ => self.reply(option, rep::ERR_UNSUP, b"the option is not supported")?,
@@ -141,12 +148,15 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
 
     /// Replies to EXPORT_NAME, which has no error reply.
     fn choose_by_export_name(&mut self, data: &[u8]) -> Result<Outcome<'e>, ConnectionError> {
+        if self.headers == Headers::Extended {
+            return Err(ConnectionError::Protocol("EXPORT_NAME after EXTENDED_HEADERS"));
+        }
         let of = std::str::from_utf8(data).ok().and_then(|name| self.find_export(name));
         let of = of.ok_or(ConnectionError::Protocol("no export has that name"))?;
         let export = of.for_connection().map_err(ConnectionError::NoClone)?;
         let mut reply = vec![];
         reply.extend(export.len_bytes().to_be_bytes());
-        reply.extend(self.transmission_flags(&export).to_be_bytes());
+        reply.extend(self.transmission_flags(of, &export).to_be_bytes());
         if !self.no_zeroes {
             reply.extend([0; EXPORT_NAME_ZEROES]);
         }
@@ -200,7 +210,7 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
         let export = chosen.as_deref().unwrap_or(of);
         let mut of_export = info::EXPORT.to_be_bytes().to_vec();
         of_export.extend(export.len_bytes().to_be_bytes());
-        of_export.extend(self.transmission_flags(export).to_be_bytes());
+        of_export.extend(self.transmission_flags(of, export).to_be_bytes());
         self.reply(option, rep::INFO, &of_export)?;
         let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
         for size in [1, PREFERRED_BLOCK_BYTES, MAX_PAYLOAD_BYTES] {
@@ -240,7 +250,7 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
             self.reply(option, rep::ERR_INVALID, b"the option cannot be decoded")?;
             return Ok(());
         };
-        if sets && !self.structured_replies {
+        if sets && self.headers == Headers::Simple {
             self.reply(option, rep::ERR_INVALID, b"structured replies come first")?;
             return Ok(());
         }
@@ -260,7 +270,8 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
         Ok(())
     }
 
-    fn transmission_flags(&self, export: &Export) -> u16 {
+    /// Returns the flags of `export`, which is `of` or a clone of it.
+    fn transmission_flags(&self, of: &Export, export: &Export) -> u16 {
         let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_CACHE;
         if export.can_multi_conn() {
             flags |= flag::CAN_MULTI_CONN;
@@ -272,8 +283,12 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
         if export.is_rotational() {
             flags |= flag::ROTATIONAL;
         }
-        if self.structured_replies {
+        if self.headers != Headers::Simple {
             flags |= flag::SEND_DF;
+        }
+        let has_context = self.allocation_export.is_some_and(|it| std::ptr::eq(it, of));
+        if self.headers == Headers::Extended && has_context {
+            flags |= flag::BLOCK_STATUS_PAYLOAD;
         }
         flags
     }
