@@ -447,6 +447,8 @@ fn full_store_is_no_space() {
         else:\n    assert False\n\
         h.pread(1 << 20, 0)\nh.flush()";
     succeed(nbdsh().args(["-u", export.uri(), "-c", script]));
+    let told = draconis.run_ok(["status"]);
+    assert!(told.contains("error     it is full, and clients get ENOSPC"), "{told}");
     export.end();
     wait_until("the socket refuses", || {
         std::os::unix::net::UnixStream::connect(draconis.path("sock")).is_err()

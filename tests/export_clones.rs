@@ -110,6 +110,46 @@ fn leftover_clones_are_removed() {
     end_with_names(&draconis, export, &["vol"]);
 }
 
+/// Returns the first export that `draconis status` lists.
+fn status(draconis: &Draconis) -> serde_json::Value {
+    let status = draconis.run_ok(["status", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    status["exports"][0].clone()
+}
+
+#[test]
+fn status_lists_exports() {
+    let draconis = Draconis::new();
+    let disk = make_store(&draconis);
+    let socket = draconis.path("sock");
+    assert_eq!(status(&draconis), serde_json::Value::Null);
+    let mut export = Export::at(&draconis, "sock", &["--clone", "--name", "vm", &disk]);
+    let mut client = SimpleClient::connect(&socket);
+    client.write(0, &[1; 5000]);
+    client.read(0, 3000);
+    let told = status(&draconis);
+    assert_eq!(told["pid"], export.child.id());
+    assert_eq!(told["sandbox"]["seccomp"], true);
+    let of = &told["exports"][0];
+    assert_eq!(
+        (&of["name"], &of["image"], &of["uris"][0]),
+        (&"vm".into(), &disk.clone().into(), &export.uri().into())
+    );
+    assert_eq!((&of["clients"], &of["requests"]), (&1.into(), &2.into()));
+    assert_eq!((&of["read_bytes"], &of["written_bytes"]), (&3000.into(), &5000.into()));
+    assert_eq!(of["clones"], serde_json::json!([format!("{disk}~1")]));
+    let text = draconis.run_ok(["status"]);
+    assert!(text.contains("1, 2 requests") && text.contains(&format!("{disk}~1")), "{text}");
+    drop(client);
+    wait_until("the client is gone", || status(&draconis)["exports"][0]["clients"] == 0);
+    assert_eq!(status(&draconis)["exports"][0]["clones"], serde_json::json!([]));
+    export.child.kill().unwrap();
+    export.child.wait().unwrap();
+    assert_eq!(status(&draconis), serde_json::Value::Null);
+    assert_eq!(std::fs::read_dir(draconis.path("run/exports")).unwrap().count(), 0);
+    assert!(draconis.run_ok(["status"]).contains("nothing is mounted"));
+}
+
 #[test]
 fn other_images_are_refused() {
     let draconis = Draconis::new();

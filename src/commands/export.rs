@@ -12,6 +12,7 @@
 mod clones;
 mod socket;
 mod source;
+mod status;
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -37,6 +38,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use self::clones::SharedClones;
 use self::socket::{ListenAddress, Listener, Socket, SocketHalf};
 use self::source::{CloneNames, Source, UnreadSources};
+use self::status::StatusServer;
 use crate::image::{self, VolumeArgs};
 use crate::report;
 use crate::text::{escape_control_chars, format_bytes};
@@ -152,6 +154,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let wake = WakePipe::new()?;
     let child = arguments.run.as_deref().map(|command| start_command(command, &listeners, &names));
     let child = child.transpose()?;
+    let status = status::bind_socket();
     // A no-op unless systemd started the command. Clients can connect already.
     sd_notify::notify(&[sd_notify::NotifyState::Ready])?;
     let confinement = image::confine_export()?;
@@ -171,7 +174,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         exports.push(export);
     }
+    let status = status.map(|listener| {
+        StatusServer::new(listener, &exports, &sources, &listeners, confinement.clone())
+    });
     let server = Server {
+        status,
         exports: exports.into(),
         listeners,
         wake,
@@ -285,6 +292,7 @@ struct Connections {
 }
 
 struct Server {
+    status: Option<StatusServer>,
     exports: Arc<[Export]>,
     listeners: Vec<Listener>,
     wake: WakePipe,
@@ -338,6 +346,8 @@ impl Server {
             let mut waited = vec![PollFd::new(&self.wake.receiver, PollFlags::IN)];
             waited.extend(child.iter().map(|(_, ended)| PollFd::new(ended, PollFlags::IN)));
             waited.extend(listeners.iter().map(|it| PollFd::new(it, PollFlags::IN)));
+            let status = self.status.as_ref();
+            waited.extend(status.map(|it| PollFd::new(&it.listener, PollFlags::IN)));
             match poll(&mut waited, None) {
                 Err(Errno::INTR) => continue,
                 polled => polled?,
@@ -350,6 +360,7 @@ impl Server {
                 break;
             }
             listeners.iter().for_each(|listener| self.accept(listener));
+            status.iter().for_each(|status| status.answer(&self.exports));
         }
         let Some((mut child, _)) = child else { return Ok(ExitCode::SUCCESS) };
         let status = child.wait().context("the process of --run")?;

@@ -28,6 +28,34 @@ pub trait CloneSource: Send + Sync {
     fn create_clone(&self) -> Result<(String, Arc<dyn Disk>), String>;
 }
 
+/// What clients of an export have done since its start, and do now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// Clients that use the export now.
+    pub clients: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Bytes of successful reads.
+    pub read_bytes: u64,
+    /// Bytes of successful writes.
+    pub written_bytes: u64,
+    /// Names of the clones in use.
+    pub clones: Vec<String>,
+    /// The latest error, for people.
+    pub last_error: Option<String>,
+}
+
+/// Counts the client of a connection.
+pub(crate) struct ClientCount<'e>(&'e Export);
+
+impl Drop for ClientCount<'_> {
+    fn drop(&mut self) {
+        let mut activity = self.0.activity.lock();
+        activity.clients -= 1;
+        activity.clones.retain(|clone| !self.0.is_clone || *clone != self.0.description);
+    }
+}
+
 /// A disk that clients can choose by name. Its connections share it, or get clones of it.
 pub struct Export {
     name: String,
@@ -45,6 +73,8 @@ pub struct Export {
     failure: Mutex<Option<ErrorCode>>,
     /// True since the first TRIM: holes may not be durable from then on.
     is_trimmed: AtomicBool,
+    /// An export shares it with its clones.
+    activity: Arc<Mutex<Activity>>,
     /// True once no more requests are read. An export shares it with its clones.
     is_stopping: Arc<AtomicBool>,
 }
@@ -63,6 +93,7 @@ impl Export {
             sectors: RwLock::new(()),
             failure: Mutex::new(None),
             is_trimmed: AtomicBool::new(false),
+            activity: Arc::default(),
             is_stopping: Arc::default(),
         }
     }
@@ -83,10 +114,13 @@ impl Export {
     /// Returns the export for a connection that has chosen this one.
     pub(crate) fn for_connection(&self) -> Result<ChosenExport<'_>, String> {
         let Some(clones) = &self.clones else { return Ok(ChosenExport::Shared(self)) };
-        let (description, disk) = clones.create_clone()?;
+        let (description, disk) = clones.create_clone().inspect_err(|why| {
+            self.activity.lock().last_error = Some(format!("no clone for a client: {why}"));
+        })?;
         let mut export = Self::new(self.name.clone(), description, disk);
         export.is_clone = true;
         export.is_stopping = self.is_stopping.clone();
+        export.activity = self.activity.clone();
         Ok(ChosenExport::Clone(Box::new(export)))
     }
 
@@ -113,6 +147,27 @@ impl Export {
     /// Returns true if nothing can be written.
     pub fn is_read_only(&self) -> bool {
         self.properties.read_only
+    }
+
+    /// Returns what clients have done; of an export with clones also what they did to these.
+    pub fn activity(&self) -> Activity {
+        self.activity.lock().clone()
+    }
+
+    pub(crate) fn count_client(&self) -> ClientCount<'_> {
+        let mut activity = self.activity.lock();
+        activity.clients += 1;
+        if self.is_clone {
+            activity.clones.push(self.description.clone());
+        }
+        ClientCount(self)
+    }
+
+    pub(crate) fn count_request(&self, read_bytes: u64, written_bytes: u64) {
+        let mut activity = self.activity.lock();
+        activity.requests += 1;
+        activity.read_bytes += read_bytes;
+        activity.written_bytes += written_bytes;
     }
 
     pub(crate) fn is_rotational(&self) -> bool {
@@ -378,7 +433,13 @@ impl Export {
             *failure = Some(code);
         }
         drop(failure);
-        log::warn!("export '{}': {error}", self.name);
+        let of = if self.is_clone { format!("{}: ", self.description) } else { String::new() };
+        let what = match code {
+            ErrorCode::NoSpc => "it is full, and clients get ENOSPC: ",
+            _ => "",
+        };
+        self.activity.lock().last_error = Some(format!("{of}{what}{error}"));
+        log::warn!("export '{}': {of}{what}{error}", self.name);
         code
     }
 }

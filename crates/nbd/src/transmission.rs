@@ -121,6 +121,7 @@ pub(crate) fn transmit<R: Read + Send, W: Write + Send>(
         budget: Budget::default(),
         threads: Mutex::new(ThreadCount { all: 1, reading: 0 }),
     };
+    let _counted = session.export.count_client();
     std::thread::scope(|scope| shared.serve_requests(scope));
     shared.input.into_inner().error.map_or(Ok(()), Err)
 }
@@ -225,6 +226,11 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
     fn carry_out(&self, request: &Request, payload: Vec<PrivateBuffer>) -> Reply {
         let done = check_request(self.session, request)
             .and_then(|()| carry_out(self.session, request, payload));
+        let bytes = |command| match done.is_ok() && request.command == command {
+            true => request.len,
+            false => 0,
+        };
+        self.session.export.count_request(bytes(cmd::READ), bytes(cmd::WRITE));
         done.unwrap_or_else(Reply::Error)
     }
 
