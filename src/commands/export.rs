@@ -13,6 +13,8 @@ mod clones;
 mod socket;
 mod source;
 mod status;
+#[cfg_attr(not(feature = "tls"), path = "export/no_tls.rs")]
+mod tls;
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -39,6 +41,7 @@ use self::clones::SharedClones;
 use self::socket::{ListenAddress, Listener, Socket, SocketHalf};
 use self::source::{CloneNames, Source, UnreadSources};
 use self::status::StatusServer;
+use self::tls::ServerConfig;
 use crate::image::{self, VolumeArgs};
 use crate::report;
 use crate::text::{escape_control_chars, format_bytes};
@@ -57,7 +60,7 @@ use crate::text::{escape_control_chars, format_bytes};
 ///
 /// Ends on SIGTERM, SIGINT or SIGHUP: answers the requests in flight, makes all writes durable, and
 /// closes the images. A connection has up to 16 requests and 64 MiB of their contents in memory.
-/// Traffic is not encrypted.
+/// Traffic is encrypted only with --tls.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Listen on a Unix socket, unix:PATH, or on a TCP port, tcp:HOST:PORT; may be repeated. Port 0
@@ -81,6 +84,10 @@ pub struct Arguments {
     /// Serve up to N connections at a time; further clients wait.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=MAX_CONNECTIONS))]
     connections: u64,
+    /// Require TLS, with ca-cert.pem, server-cert.pem and server-key.pem in DIR. Clients need a
+    /// certificate that the authority of ca-cert.pem has signed, and ca-crl.pem does not revoke.
+    #[arg(long, value_name = "DIR")]
+    tls: Option<PathBuf>,
     /// Name of the export, if there is one IMAGE (default: the empty name).
     #[arg(long)]
     name: Option<String>,
@@ -151,8 +158,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         arguments.clone.clone(),
     )?;
     allow_descriptors(arguments.connections + SPARE_DESCRIPTORS)?;
+    let tls = arguments.tls.as_deref().map(tls::read_directory).transpose()?;
     let wake = WakePipe::new()?;
-    let child = arguments.run.as_deref().map(|command| start_command(command, &listeners, &names));
+    let child = arguments
+        .run
+        .as_deref()
+        .map(|command| start_command(command, &listeners, &names, tls.is_some()));
     let child = child.transpose()?;
     let status = status::bind_socket();
     // A no-op unless systemd started the command. Clients can connect already.
@@ -175,10 +186,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         exports.push(export);
     }
     let status = status.map(|listener| {
-        StatusServer::new(listener, &exports, &sources, &listeners, confinement.clone())
+        let uris = |name: &str| listeners.iter().map(|it| it.uri(name, tls.is_some())).collect();
+        StatusServer::new(listener, &exports, &sources, uris, confinement.clone())
     });
     let server = Server {
         status,
+        tls,
         exports: exports.into(),
         listeners,
         wake,
@@ -236,12 +249,13 @@ fn start_command(
     command: &str,
     listeners: &[Listener],
     names: &[String],
+    is_tls: bool,
 ) -> anyhow::Result<(Child, OwnedFd)> {
     let (Some(listener), Some(name)) = (listeners.first(), names.first()) else {
         bail!("--run needs a socket and an image");
     };
     let mut shell = Command::new("sh");
-    shell.args(["-c", command]).env("uri", listener.uri(name));
+    shell.args(["-c", command]).env("uri", listener.uri(name, is_tls));
     match &listener.address {
         ListenAddress::Unix(path) => shell.env("unixsocket", path),
         ListenAddress::Tcp(_) => shell.env_remove("unixsocket"),
@@ -293,6 +307,7 @@ struct Connections {
 
 struct Server {
     status: Option<StatusServer>,
+    tls: Option<Arc<ServerConfig>>,
     exports: Arc<[Export]>,
     listeners: Vec<Listener>,
     wake: WakePipe,
@@ -302,6 +317,11 @@ struct Server {
 }
 
 impl Server {
+    /// Returns the addresses of an export.
+    fn uris(&self, name: &str) -> Vec<String> {
+        self.listeners.iter().map(|listener| listener.uri(name, self.tls.is_some())).collect()
+    }
+
     fn print_exports(
         &self,
         sources: &[Source],
@@ -314,7 +334,7 @@ impl Server {
             size_bytes: export.len_bytes(),
             read_only: export.is_read_only(),
             clones: source.clones.as_ref().map(|clones| clones.pattern()),
-            uris: self.listeners.iter().map(|listener| listener.uri(export.name())).collect(),
+            uris: self.uris(export.name()),
         });
         let exports: Vec<_> = exports.collect();
         if json {
@@ -390,8 +410,9 @@ impl Server {
             wake: self.wake.sender.clone(),
         };
         let exports = self.exports.clone();
+        let tls = self.tls.clone();
         let thread = std::thread::Builder::new().name("client".into()).spawn(move || {
-            match serve_client(&socket, &exports, &end.connections) {
+            match serve_client(&socket, tls, &exports, &end.connections) {
                 Ok(()) => log::info!("a client disconnected"),
                 Err(error) => log::warn!("a connection was closed: {error}"),
             }
@@ -407,11 +428,25 @@ impl Server {
 
 fn serve_client(
     socket: &Arc<Socket>,
+    tls: Option<Arc<ServerConfig>>,
     exports: &[Export],
     connections: &Mutex<Connections>,
 ) -> Result<(), ConnectionError> {
     let half = || SocketHalf(socket.clone());
-    let mut connection = Connection::new(half(), half());
+    let connection = Connection::new(half(), half());
+    match tls {
+        Some(tls) => tls::serve_client(socket, connection, tls, exports, connections),
+        None => serve_exports(socket, connection, exports, connections),
+    }
+}
+
+/// Serves a client over both directions of its stream.
+fn serve_exports<R: Read + Send, W: Write + Send>(
+    socket: &Socket,
+    mut connection: Connection<R, W>,
+    exports: &[Export],
+    connections: &Mutex<Connections>,
+) -> Result<(), ConnectionError> {
     let Some(session) = connection.negotiate(exports)? else { return Ok(()) };
     socket.clear_deadline();
     connections.lock().had_client = true;

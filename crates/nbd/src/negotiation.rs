@@ -44,12 +44,11 @@ enum Outcome<'e> {
     Left,
 }
 
-/// Negotiates until the client chooses an export; `None` if it leaves instead.
-pub(crate) fn negotiate<'e, W: Write>(
+/// Greets the client, and returns its handshake flags.
+pub(crate) fn greet(
     input: &mut impl Read,
-    output: &mut W,
-    exports: &'e [Export],
-) -> Result<Option<Session<'e>>, ConnectionError> {
+    output: &mut impl Write,
+) -> Result<u32, ConnectionError> {
     let mut hello = vec![];
     hello.extend(wire::NBDMAGIC.to_be_bytes());
     hello.extend(wire::IHAVEOPT.to_be_bytes());
@@ -60,6 +59,72 @@ pub(crate) fn negotiate<'e, W: Write>(
     if flags & !u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES) != 0 {
         return Err(ConnectionError::Protocol("unknown handshake flags"));
     }
+    Ok(flags)
+}
+
+/// Reads an option and its data.
+fn read_option(input: &mut impl Read) -> Result<(u32, Vec<u8>), ConnectionError> {
+    let header: [u8; 16] = wire::read_array(input)?;
+    let mut fields = Fields(&header);
+    let (Some(wire::IHAVEOPT), Some(option), Some(len)) =
+        (fields.u64(), fields.u32(), fields.u32())
+    else {
+        return Err(ConnectionError::Protocol("an option without the magic number"));
+    };
+    if len > MAX_OPTION_BYTES {
+        return Err(ConnectionError::Protocol("an option that is too long"));
+    }
+    let mut data = vec![0; len as usize];
+    input.read_exact(&mut data)?;
+    Ok((option, data))
+}
+
+/// Refuses options until the client starts TLS; false if it leaves instead.
+pub(crate) fn require_tls(
+    input: &mut impl Read,
+    output: &mut impl Write,
+) -> Result<bool, ConnectionError> {
+    for _ in 0..MAX_OPTIONS {
+        let (option, data) = read_option(input)?;
+        match option {
+            opt::STARTTLS if data.is_empty() => {
+                send_reply(output, option, rep::ACK, &[])?;
+                return Ok(true);
+            }
+            opt::STARTTLS => {
+                send_reply(output, option, rep::ERR_INVALID, b"the option has no data")?;
+            }
+            opt::EXPORT_NAME => {
+                return Err(ConnectionError::Protocol("EXPORT_NAME without TLS"));
+            }
+            opt::ABORT => {
+                let _ = send_reply(output, option, rep::ACK, &[]);
+                return Ok(false);
+            }
+            _ => send_reply(output, option, rep::ERR_TLS_REQD, b"this server requires TLS")?,
+        }
+    }
+    Err(ConnectionError::Protocol("too many options"))
+}
+
+fn send_reply(output: &mut impl Write, option: u32, kind: u32, data: &[u8]) -> std::io::Result<()> {
+    let mut reply = vec![];
+    reply.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
+    reply.extend(option.to_be_bytes());
+    reply.extend(kind.to_be_bytes());
+    reply.extend((data.len() as u32).to_be_bytes());
+    reply.extend(data);
+    output.write_all(&reply)?;
+    output.flush()
+}
+
+/// Negotiates until the client chooses an export; `None` if it leaves instead.
+pub(crate) fn negotiate<'e, W: Write>(
+    input: &mut impl Read,
+    output: &mut W,
+    flags: u32,
+    exports: &'e [Export],
+) -> Result<Option<Session<'e>>, ConnectionError> {
     let mut state = Negotiation {
         output,
         exports,
@@ -68,18 +133,7 @@ pub(crate) fn negotiate<'e, W: Write>(
         allocation_export: None,
     };
     for _ in 0..MAX_OPTIONS {
-        let header: [u8; 16] = wire::read_array(input)?;
-        let mut fields = Fields(&header);
-        let (Some(wire::IHAVEOPT), Some(option), Some(len)) =
-            (fields.u64(), fields.u32(), fields.u32())
-        else {
-            return Err(ConnectionError::Protocol("an option without the magic number"));
-        };
-        if len > MAX_OPTION_BYTES {
-            return Err(ConnectionError::Protocol("an option that is too long"));
-        }
-        let mut data = vec![0; len as usize];
-        input.read_exact(&mut data)?;
+        let (option, data) = read_option(input)?;
         match state.handle_option(option, &data)? {
             Outcome::Continue => {}
             Outcome::Left => return Ok(None),
@@ -130,14 +184,7 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
     }
 
     fn reply(&mut self, option: u32, kind: u32, data: &[u8]) -> std::io::Result<()> {
-        let mut reply = vec![];
-        reply.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
-        reply.extend(option.to_be_bytes());
-        reply.extend(kind.to_be_bytes());
-        reply.extend((data.len() as u32).to_be_bytes());
-        reply.extend(data);
-        self.output.write_all(&reply)?;
-        self.output.flush()
+        send_reply(self.output, option, kind, data)
     }
 
     /// Returns the export with this name; the first one for the empty name.

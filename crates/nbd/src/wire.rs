@@ -49,6 +49,7 @@ pub(crate) mod opt {
     pub(crate) const EXPORT_NAME: u32 = 1;
     pub(crate) const ABORT: u32 = 2;
     pub(crate) const LIST: u32 = 3;
+    pub(crate) const STARTTLS: u32 = 5;
     pub(crate) const INFO: u32 = 6;
     pub(crate) const GO: u32 = 7;
     pub(crate) const STRUCTURED_REPLY: u32 = 8;
@@ -66,6 +67,7 @@ pub(crate) mod rep {
     pub(crate) const ERR_UNSUP: u32 = (1 << 31) + 1;
     pub(crate) const ERR_POLICY: u32 = (1 << 31) + 2;
     pub(crate) const ERR_INVALID: u32 = (1 << 31) + 3;
+    pub(crate) const ERR_TLS_REQD: u32 = (1 << 31) + 5;
     pub(crate) const ERR_UNKNOWN: u32 = (1 << 31) + 6;
     pub(crate) const ERR_EXT_HEADER_REQD: u32 = (1 << 31) + 10;
 }

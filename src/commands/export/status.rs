@@ -39,7 +39,7 @@ impl StatusServer {
         listener: Listener,
         exports: &[Export],
         sources: &[Source],
-        listeners: &[Listener],
+        uris: impl Fn(&str) -> Vec<String>,
         sandbox: Confinement,
     ) -> Self {
         let exports = exports.iter().zip(sources).map(|(export, source)| ExportStatus {
@@ -47,7 +47,7 @@ impl StatusServer {
             image: source.image.display().to_string(),
             size_bytes: export.len_bytes(),
             read_only: export.is_read_only(),
-            uris: listeners.iter().map(|listener| listener.uri(export.name())).collect(),
+            uris: uris(export.name()),
             ..ExportStatus::default()
         });
         let exports = exports.collect();
