@@ -52,6 +52,15 @@ fn run_ends_with_the_status_of_its_command() {
     assert_eq!(told, format!("nbd+unix:///vm?socket={socket} {socket}\n"));
     assert_eq!(run("kill -9 $$").status.code(), Some(128 + 9));
     assert_eq!(run("true").status.code(), Some(0));
+    // Without an address the socket is a private one; the name has its variable, as a port has.
+    let line = ["export", "--run", "test -S $unixsocket && echo $exportname.$port", text(&image)];
+    assert_eq!(draconis.run_ok([&line[..], &["--name", "vm"]].concat()), "vm.\n");
+    let line = ["export", "--nbd", "tcp:127.0.0.1:0", "--run", "echo $unixsocket$port"];
+    let told = draconis.run_ok([&line[..], &[text(&image)]].concat());
+    assert!(told.trim().parse::<u16>().is_ok(), "{told}");
+    // SIGINT is for the command; SIGTERM ends the export, which then has not succeeded.
+    assert_eq!(run("kill -INT $PPID; sleep 0.2; exit 5").status.code(), Some(5));
+    assert_eq!(run("kill -TERM $PPID; sleep 0.2; exit 5").status.code(), Some(128 + 15));
 }
 
 #[test]
@@ -102,6 +111,27 @@ fn images_of_every_kind_are_exported() {
     let names: Vec<_> = (0..3).map(|nth| export.about["exports"][nth]["name"].clone()).collect();
     assert_eq!(names, ["qcow2", "vol", "vol@first"]);
     export.end();
+}
+
+#[test]
+fn raw_bytes_of_a_qcow2_file() {
+    if !has_tool("raw exports", "nbdcopy") || !has_tool("raw exports", "qemu-img") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let qcow2 = make_qcow2(&draconis, "qcow2");
+    let bytes = std::fs::read(&qcow2).unwrap();
+    for more in [&[][..], &["-r"]] {
+        let line = [&["--format", "raw", text(&qcow2)], more].concat();
+        let export = Export::at(&draconis, "sock", &line);
+        // Disks have whole sectors.
+        let size = bytes.len().next_multiple_of(512);
+        assert_eq!(export.about["exports"][0]["size_bytes"], size);
+        let copy = draconis.path("copy");
+        nbdcopy(&[export.uri(), text(&copy)]);
+        assert!(std::fs::read(&copy).unwrap()[..bytes.len()] == bytes);
+        export.end();
+    }
 }
 
 #[test]

@@ -23,7 +23,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -39,7 +39,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::clones::SharedClones;
 use self::socket::{ListenAddress, Listener, Socket, SocketHalf};
-use self::source::{CloneNames, Source, UnreadSources};
+use self::source::{CloneNames, ImageFormat, Source, UnreadSources};
 use self::status::StatusServer;
 use self::tls::ServerConfig;
 use crate::image::{self, VolumeArgs};
@@ -70,6 +70,10 @@ pub struct Arguments {
     /// Export read-only; other readers may use the image as well.
     #[arg(short, long)]
     read_only: bool,
+    /// Format of the images: detected, or raw to export the bytes of a file as they are, also of a
+    /// qcow2 file. Machines that write a raw file should be given it as raw.
+    #[arg(long, value_enum, default_value_t, conflicts_with = "backing")]
+    format: ImageFormat,
     /// Give each connection a writable clone of STORE#NAME@SNAPSHOT, or of STORE#NAME as it is now.
     /// Clones are removed when their clients disconnect, or kept as PREFIX-1, PREFIX-2, ...
     #[arg(
@@ -94,8 +98,9 @@ pub struct Arguments {
     /// End once the last client has disconnected.
     #[arg(long)]
     once: bool,
-    /// Run COMMAND in a shell with the export's address in $uri and $unixsocket; end with it, with
-    /// its exit status.
+    /// Run COMMAND in a shell with the export's address in $uri, $unixsocket or $port, and its name
+    /// in $exportname; end with it, with its exit status. Without --nbd the export listens on a
+    /// private socket. SIGINT is left to COMMAND; a SIGTERM ends the export before it.
     #[arg(long, value_name = "COMMAND")]
     run: Option<String>,
     /// Print the exports and their addresses as JSON.
@@ -113,6 +118,7 @@ pub struct Arguments {
 const MAX_CONNECTIONS: u64 = 65536;
 /// Descriptors that an export has besides those of connections, and some more.
 const SPARE_DESCRIPTORS: u64 = 256;
+const SIGINT_NUMBER: usize = SIGINT as usize;
 /// Maximum length of an export's name, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 /// Time that a client has to choose an export.
@@ -148,6 +154,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for address in &arguments.nbd {
         listeners.push(Listener::bind(address)?);
     }
+    if listeners.is_empty() && arguments.run.is_some() {
+        listeners.push(Listener::bind(&ListenAddress::Unix(status::private_socket()?))?);
+    }
     if listeners.is_empty() {
         bail!("no socket to listen on; --nbd unix:PATH or --nbd tcp:HOST:PORT names one");
     }
@@ -155,6 +164,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         &arguments.images,
         &arguments.place,
         arguments.read_only,
+        arguments.format,
         arguments.clone.clone(),
     )?;
     allow_descriptors(arguments.connections + SPARE_DESCRIPTORS)?;
@@ -256,9 +266,13 @@ fn start_command(
     };
     let mut shell = Command::new("sh");
     shell.args(["-c", command]).env("uri", listener.uri(name, is_tls));
+    shell.env("exportname", name);
     match &listener.address {
-        ListenAddress::Unix(path) => shell.env("unixsocket", path),
-        ListenAddress::Tcp(_) => shell.env_remove("unixsocket"),
+        ListenAddress::Unix(path) => shell.env("unixsocket", path).env_remove("port"),
+        ListenAddress::Tcp(address) => {
+            let port = address.rsplit(':').next().unwrap_or_default();
+            shell.env("port", port).env_remove("unixsocket")
+        }
     };
     let child = shell.spawn().context("sh, for --run")?;
     let pid = Pid::from_child(&child);
@@ -270,8 +284,8 @@ fn start_command(
 struct WakePipe {
     receiver: UnixStream,
     sender: Arc<UnixStream>,
-    /// True after a signal.
-    is_signalled: Arc<AtomicBool>,
+    /// The signal that was received; 0 if there was none.
+    signal: Arc<AtomicUsize>,
 }
 
 impl WakePipe {
@@ -279,7 +293,7 @@ impl WakePipe {
         let (receiver, sender) = UnixStream::pair()?;
         receiver.set_nonblocking(true)?;
         sender.set_nonblocking(true)?;
-        let is_signalled = Arc::new(AtomicBool::new(false));
+        let (is_signalled, received) = (Arc::new(AtomicBool::new(false)), Arc::default());
         for signal in [SIGTERM, SIGINT, SIGHUP] {
             // The second signal ends the process at once.
             signal_hook::flag::register_conditional_shutdown(
@@ -288,9 +302,11 @@ impl WakePipe {
                 is_signalled.clone(),
             )?;
             signal_hook::flag::register(signal, is_signalled.clone())?;
+            let number = usize::try_from(signal)?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&received), number)?;
             signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?;
         }
-        Ok(Self { receiver, sender: Arc::new(sender), is_signalled })
+        Ok(Self { receiver, sender: Arc::new(sender), signal: received })
     }
 
     fn clear(&self) {
@@ -358,7 +374,16 @@ impl Server {
     /// Serves clients until a signal, the end of `child`, or that of the last client of `--once`.
     fn serve(&self, child: Option<(Child, OwnedFd)>) -> anyhow::Result<ExitCode> {
         loop {
-            if self.wake.is_signalled.load(Ordering::SeqCst) || self.is_done() {
+            match (self.wake.signal.load(Ordering::SeqCst), &child) {
+                // The terminal sends it to the command as well, which may go on.
+                (0, _) | (SIGINT_NUMBER, Some(_)) => {}
+                (_, None) => return Ok(ExitCode::SUCCESS),
+                // The command has not ended: that is no success.
+                (signal, Some(_)) => {
+                    return Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)));
+                }
+            }
+            if self.is_done() {
                 return Ok(ExitCode::SUCCESS);
             }
             let is_full = self.connections.lock().open.len() >= self.max_connections;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   draconis export ── binds RUNTIME/exports/PID.sock ─ confines itself ─ sends JSON to who connects
+//!                      may serve the command of --run at RUNTIME/exports/PID.nbd
 //!   draconis status ── connects to all of them ── removes the sockets of dead processes
 //! ```
 //!
@@ -87,6 +88,9 @@ pub fn list_exports(directory: &RuntimeDir) -> std::io::Result<Vec<ExportProcess
     let mut processes = vec![];
     for name in names {
         let path = name?.path();
+        if path.extension() != Some("sock".as_ref()) {
+            continue;
+        }
         let stem = path.file_stem().and_then(|stem| stem.to_str());
         let Some(pid) = stem.and_then(|stem| stem.parse().ok()) else { continue };
         processes.extend(query(&path, pid));
@@ -111,6 +115,7 @@ fn query(path: &Path, pid: u32) -> Option<ExportProcess> {
             if error.kind() == ErrorKind::ConnectionRefused {
                 // A confined process cannot remove its socket at its end.
                 let _ = std::fs::remove_file(path);
+                let _ = std::fs::remove_file(path.with_extension("nbd"));
                 return None;
             }
             let why = Some(format!("it does not answer: {}", crate::error_text(&error)));

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
+use clap::ValueEnum;
 use draconis_access::destination::refuse_output;
 use draconis_container::{OpenedImage, SessionDisk};
 use draconis_device::{Disk, SubDisk, find_partition};
@@ -21,6 +22,16 @@ pub struct UnreadSources {
     images: Vec<(PathBuf, UnreadSource)>,
     place: VolumeArgs,
     clones: Option<CloneNames>,
+}
+
+/// Format of the images.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ImageFormat {
+    /// Detect it.
+    #[default]
+    Auto,
+    /// Export the bytes of the file as they are.
+    Raw,
 }
 
 /// Names of the clones of `--clone`.
@@ -52,6 +63,7 @@ struct UnreadStore {
 enum UnreadSource {
     /// A disk in the store with this index.
     InStore(usize, StoreDiskName),
+    Raw(UnreadImage),
     Writable(UnreadImage, BackingFiles),
     ReadOnly(UnreadFile, BackingFiles),
 }
@@ -73,6 +85,7 @@ impl UnreadSources {
         images: &[PathBuf],
         place: &VolumeArgs,
         read_only: bool,
+        format: ImageFormat,
         clones: Option<CloneNames>,
     ) -> anyhow::Result<Self> {
         let is_located =
@@ -112,6 +125,10 @@ impl UnreadSources {
                      raw image into one",
                     path.display()
                 ),
+                None if format == ImageFormat::Raw => UnreadSource::Raw(match read_only {
+                    true => image::open_readable(path)?,
+                    false => open_writable(path)?,
+                }),
                 None => open_image(path, place, read_only)?,
             };
             sources.images.push((path.clone(), source));
@@ -159,6 +176,9 @@ impl UnreadSources {
                     let disk = store.other_disk(&name).disk()?;
                     OpenedImage { disk, format: None, session: None }
                 }
+                UnreadSource::Raw(file) => {
+                    OpenedImage { disk: file.into_disk()?, format: None, session: None }
+                }
                 UnreadSource::Writable(file, behind) => {
                     let random = RandomState::new().build_hasher().finish();
                     let (file, behind) = (file.into_disk()?, behind.start_disks());
@@ -189,12 +209,15 @@ fn open_image(image: &Path, place: &VolumeArgs, read_only: bool) -> anyhow::Resu
     }
     // The lock of a writer excludes this reader's.
     drop(file);
-    let file = match image::open_writable(image)? {
+    Ok(UnreadSource::Writable(open_writable(image)?, behind))
+}
+
+fn open_writable(image: &Path) -> anyhow::Result<UnreadImage> {
+    Ok(match image::open_writable(image)? {
         // TRIM returns space to the file system.
         UnreadImage::File(file) => UnreadImage::File(file.with_discards()),
         other => other,
-    };
-    Ok(UnreadSource::Writable(file, behind))
+    })
 }
 
 /// Returns the part of a disk that the options name.

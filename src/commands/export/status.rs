@@ -1,8 +1,10 @@
 //! The status of this process, for `draconis status`.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use draconis_nbd::{Activity, Export};
 use draconis_service::client::RuntimeDir;
 use draconis_service::export_status::{ExportProcess, ExportStatus, own_socket};
@@ -25,6 +27,13 @@ pub fn bind_socket() -> Option<Listener> {
             None
         }
     }
+}
+
+/// Returns the path of a socket for the command of `--run`, which has no other.
+pub fn private_socket() -> anyhow::Result<PathBuf> {
+    let path =
+        own_socket(&RuntimeDir::open()?).context("no place for a socket; --nbd names one")?;
+    Ok(path.with_extension("nbd"))
 }
 
 /// Answers at the socket of this process.
