@@ -4,130 +4,15 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::bucket::TestBucket;
+use common::export::{
+    Export, assert_contents, make_qcow2, make_store, make_volume, nbdcopy, nbdsh, succeed, text,
+};
 use common::volume::run_e2fsck;
-use common::{Draconis, has_tool, make_source_tree, mke2fs, report_skipped, wait_until};
-
-/// A running export.
-struct Export {
-    child: Child,
-    /// What it printed when it was ready.
-    about: serde_json::Value,
-}
-
-impl Export {
-    fn start(command: Command, arguments: &[&str]) -> Self {
-        let mut export = Self::spawn(command, arguments);
-        let mut line = String::new();
-        BufReader::new(export.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        export.about = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{arguments:?}"));
-        export
-    }
-
-    fn spawn(mut command: Command, arguments: &[&str]) -> Self {
-        command.args(["export", "--json"]).args(arguments).stdout(Stdio::piped());
-        Self { child: command.spawn().unwrap(), about: serde_json::Value::Null }
-    }
-
-    /// Starts an export at the socket `name` below the directory.
-    fn at(draconis: &Draconis, name: &str, arguments: &[&str]) -> Self {
-        let socket = format!("unix:{}", draconis.path(name).display());
-        Self::start(draconis.command(), &[&["--nbd", &socket], arguments].concat())
-    }
-
-    fn uri(&self) -> &str {
-        self.about["exports"][0]["uris"][0].as_str().unwrap()
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    /// Ends the export, which must succeed.
-    fn end(mut self) {
-        self.signal(rustix::process::Signal::TERM);
-        assert_eq!(self.child.wait().unwrap().code(), Some(0));
-    }
-}
-
-impl Drop for Export {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn succeed(command: &mut Command) -> Output {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    output
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-/// Creates an ext4 volume with files.
-fn make_volume(draconis: &Draconis, name: &str) -> PathBuf {
-    let tree = draconis.make_dir("tree");
-    make_source_tree(&tree);
-    let image = draconis.path(name);
-    mke2fs(&image, Some(&tree), &["-t", "ext4"], "32M");
-    image
-}
-
-fn nbdcopy(arguments: &[&str]) {
-    succeed(Command::new("nbdcopy").args(arguments));
-}
-
-/// Copies an export out, compares it with `wanted`, and checks its volume.
-fn assert_contents(draconis: &Draconis, uri: &str, wanted: &Path) {
-    let copy = draconis.path("copy");
-    let _ = std::fs::remove_file(&copy);
-    nbdcopy(&[uri, text(&copy)]);
-    assert!(std::fs::read(&copy).unwrap() == std::fs::read(wanted).unwrap(), "{uri}");
-    run_e2fsck(&copy);
-}
-
-/// Creates the store `s` of 192 MiB with the disk `vol` of 32 MiB.
-fn make_store(draconis: &Draconis) -> String {
-    let store = draconis.path("s");
-    let store = text(&store);
-    draconis.run_ok(["store", "create", store, "--size", "192M", "--layout", "cow", "--sparse"]);
-    draconis.run_ok(["store", "disk", store, "vol", "32M"]);
-    format!("{store}#vol")
-}
-
-fn make_qcow2(draconis: &Draconis, name: &str) -> PathBuf {
-    let image = draconis.path(name);
-    succeed(Command::new("qemu-img").args(["create", "-q", "-f", "qcow2", text(&image), "32M"]));
-    image
-}
-
-/// Returns libnbd's shell, in Python; `None` if it is not installed.
-fn nbdsh(test: &str) -> Option<fn() -> Command> {
-    let of_path: fn() -> Command = || Command::new("nbdsh");
-    // Another Python in the path does not have the module.
-    let of_system: fn() -> Command = || {
-        let mut command = Command::new("/usr/bin/python3");
-        command.args(["-m", "nbd"]);
-        command
-    };
-    let works = |make: &fn() -> Command| {
-        let output = make().arg("--version").output();
-        output.is_ok_and(|output| output.status.success())
-    };
-    let found = [of_path, of_system].into_iter().find(works);
-    if found.is_none() {
-        report_skipped(format_args!("{test} needs nbdsh"));
-    }
-    found
-}
+use common::{Draconis, has_tool, wait_until};
 
 #[test]
 fn command_lines_are_checked() {
@@ -167,6 +52,15 @@ fn run_ends_with_the_status_of_its_command() {
     assert_eq!(told, format!("nbd+unix:///vm?socket={socket} {socket}\n"));
     assert_eq!(run("kill -9 $$").status.code(), Some(128 + 9));
     assert_eq!(run("true").status.code(), Some(0));
+    // Without an address the socket is a private one; the name has its variable, as a port has.
+    let line = ["export", "--run", "test -S $unixsocket && echo $exportname.$port", text(&image)];
+    assert_eq!(draconis.run_ok([&line[..], &["--name", "vm"]].concat()), "vm.\n");
+    let line = ["export", "--nbd", "tcp:127.0.0.1:0", "--run", "echo $unixsocket$port"];
+    let told = draconis.run_ok([&line[..], &[text(&image)]].concat());
+    assert!(told.trim().parse::<u16>().is_ok(), "{told}");
+    // SIGINT is for the command; SIGTERM ends the export, which then has not succeeded.
+    assert_eq!(run("kill -INT $PPID; sleep 0.2; exit 5").status.code(), Some(5));
+    assert_eq!(run("kill -TERM $PPID; sleep 0.2; exit 5").status.code(), Some(128 + 15));
 }
 
 #[test]
@@ -217,6 +111,27 @@ fn images_of_every_kind_are_exported() {
     let names: Vec<_> = (0..3).map(|nth| export.about["exports"][nth]["name"].clone()).collect();
     assert_eq!(names, ["qcow2", "vol", "vol@first"]);
     export.end();
+}
+
+#[test]
+fn raw_bytes_of_a_qcow2_file() {
+    if !has_tool("raw exports", "nbdcopy") || !has_tool("raw exports", "qemu-img") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let qcow2 = make_qcow2(&draconis, "qcow2");
+    let bytes = std::fs::read(&qcow2).unwrap();
+    for more in [&[][..], &["-r"]] {
+        let line = [&["--format", "raw", text(&qcow2)], more].concat();
+        let export = Export::at(&draconis, "sock", &line);
+        // Disks have whole sectors.
+        let size = bytes.len().next_multiple_of(512);
+        assert_eq!(export.about["exports"][0]["size_bytes"], size);
+        let copy = draconis.path("copy");
+        nbdcopy(&[export.uri(), text(&copy)]);
+        assert!(std::fs::read(&copy).unwrap()[..bytes.len()] == bytes);
+        export.end();
+    }
 }
 
 #[test]
@@ -562,6 +477,8 @@ fn full_store_is_no_space() {
         else:\n    assert False\n\
         h.pread(1 << 20, 0)\nh.flush()";
     succeed(nbdsh().args(["-u", export.uri(), "-c", script]));
+    let told = draconis.run_ok(["status"]);
+    assert!(told.contains("error     it is full, and clients get ENOSPC"), "{told}");
     export.end();
     wait_until("the socket refuses", || {
         std::os::unix::net::UnixStream::connect(draconis.path("sock")).is_err()

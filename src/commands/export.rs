@@ -9,8 +9,12 @@
 //! Law 1: the process is confined before it reads a byte of an image or of a client.
 //! Law 2: the number of connections is bounded; others wait in the queue of the socket.
 
+mod clones;
 mod socket;
 mod source;
+mod status;
+#[cfg_attr(not(feature = "tls"), path = "export/no_tls.rs")]
+mod tls;
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -19,7 +23,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -29,12 +33,15 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use self::clones::SharedClones;
 use self::socket::{ListenAddress, Listener, Socket, SocketHalf};
-use self::source::{Source, UnreadSources};
+use self::source::{CloneNames, ImageFormat, Source, UnreadSources};
+use self::status::StatusServer;
+use self::tls::ServerConfig;
 use crate::image::{self, VolumeArgs};
 use crate::report;
 use crate::text::{escape_control_chars, format_bytes};
@@ -48,9 +55,12 @@ use crate::text::{escape_control_chars, format_bytes};
 /// One image is the default export; --name gives it a name as well. Several images are exported by
 /// their file names, disks of stores by their own; the first one is also the default export.
 ///
+/// With --clone each connection has a writable disk of its own: a clone of a disk or snapshot in a
+/// store, made in constant time. A client that reconnects gets a new clone.
+///
 /// Ends on SIGTERM, SIGINT or SIGHUP: answers the requests in flight, makes all writes durable, and
-/// closes the images. Serves up to 64 connections, each with up to 16 requests and 64 MiB of their
-/// contents in memory; further clients wait. Traffic is not encrypted.
+/// closes the images. A connection has up to 16 requests and 64 MiB of their contents in memory.
+/// Traffic is encrypted only with --tls.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Listen on a Unix socket, unix:PATH, or on a TCP port, tcp:HOST:PORT; may be repeated. Port 0
@@ -60,14 +70,37 @@ pub struct Arguments {
     /// Export read-only; other readers may use the image as well.
     #[arg(short, long)]
     read_only: bool,
+    /// Format of the images: detected, or raw to export the bytes of a file as they are, also of a
+    /// qcow2 file. Machines that write a raw file should be given it as raw.
+    #[arg(long, value_enum, default_value_t, conflicts_with = "backing")]
+    format: ImageFormat,
+    /// Give each connection a writable clone of STORE#NAME@SNAPSHOT, or of STORE#NAME as it is now.
+    /// Clones are removed when their clients disconnect, or kept as PREFIX-1, PREFIX-2, ...
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        conflicts_with = "read_only"
+    )]
+    clone: Option<CloneNames>,
+    /// Serve up to N connections at a time; further clients wait.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=MAX_CONNECTIONS))]
+    connections: u64,
+    /// Require TLS, with ca-cert.pem, server-cert.pem and server-key.pem in DIR. Clients need a
+    /// certificate that the authority of ca-cert.pem has signed, and ca-crl.pem does not revoke.
+    #[arg(long, value_name = "DIR")]
+    tls: Option<PathBuf>,
     /// Name of the export, if there is one IMAGE (default: the empty name).
     #[arg(long)]
     name: Option<String>,
     /// End once the last client has disconnected.
     #[arg(long)]
     once: bool,
-    /// Run COMMAND in a shell with the export's address in $uri and $unixsocket; end with it, with
-    /// its exit status.
+    /// Run COMMAND in a shell with the export's address in $uri, $unixsocket or $port, and its name
+    /// in $exportname; end with it, with its exit status. Without --nbd the export listens on a
+    /// private socket. SIGINT is left to COMMAND; a SIGTERM ends the export before it.
     #[arg(long, value_name = "COMMAND")]
     run: Option<String>,
     /// Print the exports and their addresses as JSON.
@@ -81,8 +114,11 @@ pub struct Arguments {
     images: Vec<PathBuf>,
 }
 
-/// Maximum number of connections.
-const MAX_CONNECTIONS: usize = 64;
+/// Maximum of `--connections`.
+const MAX_CONNECTIONS: u64 = 65536;
+/// Descriptors that an export has besides those of connections, and some more.
+const SPARE_DESCRIPTORS: u64 = 256;
+const SIGINT_NUMBER: usize = SIGINT as usize;
 /// Maximum length of an export's name, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 /// Time that a client has to choose an export.
@@ -99,6 +135,9 @@ struct ExportJson<'a> {
     image: String,
     size_bytes: u64,
     read_only: bool,
+    /// Names of the clones that connections get, with N for a number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    clones: Option<String>,
     uris: Vec<String>,
 }
 
@@ -115,32 +154,60 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for address in &arguments.nbd {
         listeners.push(Listener::bind(address)?);
     }
+    if listeners.is_empty() && arguments.run.is_some() {
+        listeners.push(Listener::bind(&ListenAddress::Unix(status::private_socket()?))?);
+    }
     if listeners.is_empty() {
         bail!("no socket to listen on; --nbd unix:PATH or --nbd tcp:HOST:PORT names one");
     }
-    let sources = UnreadSources::open(&arguments.images, &arguments.place, arguments.read_only)?;
+    let sources = UnreadSources::open(
+        &arguments.images,
+        &arguments.place,
+        arguments.read_only,
+        arguments.format,
+        arguments.clone.clone(),
+    )?;
+    allow_descriptors(arguments.connections + SPARE_DESCRIPTORS)?;
+    let tls = arguments.tls.as_deref().map(tls::read_directory).transpose()?;
     let wake = WakePipe::new()?;
-    let child = arguments.run.as_deref().map(|command| start_command(command, &listeners, &names));
+    let child = arguments
+        .run
+        .as_deref()
+        .map(|command| start_command(command, &listeners, &names, tls.is_some()));
     let child = child.transpose()?;
+    let status = status::bind_socket();
     // A no-op unless systemd started the command. Clients can connect already.
     sd_notify::notify(&[sd_notify::NotifyState::Ready])?;
     let confinement = image::confine_export()?;
 
     let sources = sources.start()?;
     let mut exports = vec![];
-    for (Source { image, disk, .. }, name) in sources.iter().zip(names) {
-        let export = Export::new(name, image.display().to_string(), disk.clone());
+    for (Source { image, disk, clones, .. }, name) in sources.iter().zip(names) {
+        let (about, disk) = (image.display().to_string(), disk.clone());
+        let export = match clones {
+            Some(clones) => {
+                Export::with_clones(name, about, disk, Box::new(SharedClones(clones.clone())))
+            }
+            None => Export::new(name, about, disk),
+        };
         if export.is_read_only() && !arguments.read_only {
             report::print_notes(&[format!("read-only: {} can only be read", image.display())]);
         }
         exports.push(export);
     }
+    let status = status.map(|listener| {
+        let uris = |name: &str| listeners.iter().map(|it| it.uri(name, tls.is_some())).collect();
+        StatusServer::new(listener, &exports, &sources, uris, confinement.clone())
+    });
     let server = Server {
+        status,
+        tls,
         exports: exports.into(),
         listeners,
         wake,
         connections: Arc::default(),
         once: arguments.once,
+        max_connections: arguments.connections as usize,
     };
     if arguments.json || child.is_none() {
         server.print_exports(&sources, arguments.json, confinement)?;
@@ -174,20 +241,38 @@ fn export_names(arguments: &Arguments) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
+/// Raises the limit of descriptors, if it is lower.
+fn allow_descriptors(wanted: u64) -> anyhow::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= wanted) {
+        return Ok(());
+    }
+    let raised = Rlimit {
+        current: limit.maximum.map_or(Some(wanted), |most| Some(most.min(wanted))),
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).context("cannot raise the limit of descriptors")
+}
+
 /// Starts the command of `--run`.
 fn start_command(
     command: &str,
     listeners: &[Listener],
     names: &[String],
+    is_tls: bool,
 ) -> anyhow::Result<(Child, OwnedFd)> {
     let (Some(listener), Some(name)) = (listeners.first(), names.first()) else {
         bail!("--run needs a socket and an image");
     };
     let mut shell = Command::new("sh");
-    shell.args(["-c", command]).env("uri", listener.uri(name));
+    shell.args(["-c", command]).env("uri", listener.uri(name, is_tls));
+    shell.env("exportname", name);
     match &listener.address {
-        ListenAddress::Unix(path) => shell.env("unixsocket", path),
-        ListenAddress::Tcp(_) => shell.env_remove("unixsocket"),
+        ListenAddress::Unix(path) => shell.env("unixsocket", path).env_remove("port"),
+        ListenAddress::Tcp(address) => {
+            let port = address.rsplit(':').next().unwrap_or_default();
+            shell.env("port", port).env_remove("unixsocket")
+        }
     };
     let child = shell.spawn().context("sh, for --run")?;
     let pid = Pid::from_child(&child);
@@ -199,8 +284,8 @@ fn start_command(
 struct WakePipe {
     receiver: UnixStream,
     sender: Arc<UnixStream>,
-    /// True after a signal.
-    is_signalled: Arc<AtomicBool>,
+    /// The signal that was received; 0 if there was none.
+    signal: Arc<AtomicUsize>,
 }
 
 impl WakePipe {
@@ -208,7 +293,7 @@ impl WakePipe {
         let (receiver, sender) = UnixStream::pair()?;
         receiver.set_nonblocking(true)?;
         sender.set_nonblocking(true)?;
-        let is_signalled = Arc::new(AtomicBool::new(false));
+        let (is_signalled, received) = (Arc::new(AtomicBool::new(false)), Arc::default());
         for signal in [SIGTERM, SIGINT, SIGHUP] {
             // The second signal ends the process at once.
             signal_hook::flag::register_conditional_shutdown(
@@ -217,9 +302,11 @@ impl WakePipe {
                 is_signalled.clone(),
             )?;
             signal_hook::flag::register(signal, is_signalled.clone())?;
+            let number = usize::try_from(signal)?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&received), number)?;
             signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?;
         }
-        Ok(Self { receiver, sender: Arc::new(sender), is_signalled })
+        Ok(Self { receiver, sender: Arc::new(sender), signal: received })
     }
 
     fn clear(&self) {
@@ -235,14 +322,22 @@ struct Connections {
 }
 
 struct Server {
+    status: Option<StatusServer>,
+    tls: Option<Arc<ServerConfig>>,
     exports: Arc<[Export]>,
     listeners: Vec<Listener>,
     wake: WakePipe,
     connections: Arc<Mutex<Connections>>,
     once: bool,
+    max_connections: usize,
 }
 
 impl Server {
+    /// Returns the addresses of an export.
+    fn uris(&self, name: &str) -> Vec<String> {
+        self.listeners.iter().map(|listener| listener.uri(name, self.tls.is_some())).collect()
+    }
+
     fn print_exports(
         &self,
         sources: &[Source],
@@ -254,7 +349,8 @@ impl Server {
             image: source.image.display().to_string(),
             size_bytes: export.len_bytes(),
             read_only: export.is_read_only(),
-            uris: self.listeners.iter().map(|listener| listener.uri(export.name())).collect(),
+            clones: source.clones.as_ref().map(|clones| clones.pattern()),
+            uris: self.uris(export.name()),
         });
         let exports: Vec<_> = exports.collect();
         if json {
@@ -264,8 +360,10 @@ impl Server {
                 let image = escape_control_chars(export.image.as_bytes());
                 let size = format_bytes(export.size_bytes);
                 let mode = if export.read_only { ", read-only" } else { "" };
+                let of = export.clones.iter().map(|name| format!(", clones {name}"));
+                let of: String = of.map(|text| escape_control_chars(text.as_bytes())).collect();
                 for uri in &export.uris {
-                    report::print_line(format_args!("{image} ({size}{mode}): {uri}"))?;
+                    report::print_line(format_args!("{image} ({size}{mode}{of}): {uri}"))?;
                 }
             }
         }
@@ -276,14 +374,25 @@ impl Server {
     /// Serves clients until a signal, the end of `child`, or that of the last client of `--once`.
     fn serve(&self, child: Option<(Child, OwnedFd)>) -> anyhow::Result<ExitCode> {
         loop {
-            if self.wake.is_signalled.load(Ordering::SeqCst) || self.is_done() {
+            match (self.wake.signal.load(Ordering::SeqCst), &child) {
+                // The terminal sends it to the command as well, which may go on.
+                (0, _) | (SIGINT_NUMBER, Some(_)) => {}
+                (_, None) => return Ok(ExitCode::SUCCESS),
+                // The command has not ended: that is no success.
+                (signal, Some(_)) => {
+                    return Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)));
+                }
+            }
+            if self.is_done() {
                 return Ok(ExitCode::SUCCESS);
             }
-            let is_full = self.connections.lock().open.len() >= MAX_CONNECTIONS;
+            let is_full = self.connections.lock().open.len() >= self.max_connections;
             let listeners = if is_full { &[] } else { &self.listeners[..] };
             let mut waited = vec![PollFd::new(&self.wake.receiver, PollFlags::IN)];
             waited.extend(child.iter().map(|(_, ended)| PollFd::new(ended, PollFlags::IN)));
             waited.extend(listeners.iter().map(|it| PollFd::new(it, PollFlags::IN)));
+            let status = self.status.as_ref();
+            waited.extend(status.map(|it| PollFd::new(&it.listener, PollFlags::IN)));
             match poll(&mut waited, None) {
                 Err(Errno::INTR) => continue,
                 polled => polled?,
@@ -296,6 +405,7 @@ impl Server {
                 break;
             }
             listeners.iter().for_each(|listener| self.accept(listener));
+            status.iter().for_each(|status| status.answer(&self.exports));
         }
         let Some((mut child, _)) = child else { return Ok(ExitCode::SUCCESS) };
         let status = child.wait().context("the process of --run")?;
@@ -325,8 +435,9 @@ impl Server {
             wake: self.wake.sender.clone(),
         };
         let exports = self.exports.clone();
+        let tls = self.tls.clone();
         let thread = std::thread::Builder::new().name("client".into()).spawn(move || {
-            match serve_client(&socket, &exports, &end.connections) {
+            match serve_client(&socket, tls, &exports, &end.connections) {
                 Ok(()) => log::info!("a client disconnected"),
                 Err(error) => log::warn!("a connection was closed: {error}"),
             }
@@ -342,15 +453,30 @@ impl Server {
 
 fn serve_client(
     socket: &Arc<Socket>,
+    tls: Option<Arc<ServerConfig>>,
     exports: &[Export],
     connections: &Mutex<Connections>,
 ) -> Result<(), ConnectionError> {
     let half = || SocketHalf(socket.clone());
-    let mut connection = Connection::new(half(), half());
+    let connection = Connection::new(half(), half());
+    match tls {
+        Some(tls) => tls::serve_client(socket, connection, tls, exports, connections),
+        None => serve_exports(socket, connection, exports, connections),
+    }
+}
+
+/// Serves a client over both directions of its stream.
+fn serve_exports<R: Read + Send, W: Write + Send>(
+    socket: &Socket,
+    mut connection: Connection<R, W>,
+    exports: &[Export],
+    connections: &Mutex<Connections>,
+) -> Result<(), ConnectionError> {
     let Some(session) = connection.negotiate(exports)? else { return Ok(()) };
     socket.clear_deadline();
     connections.lock().had_client = true;
-    log::info!("a client uses the export '{}'", session.export.name());
+    let export = &session.export;
+    log::info!("a client uses the export '{}': {}", export.name(), export.description());
     connection.transmit(&session)
 }
 
@@ -389,6 +515,15 @@ fn close(server: Server, sources: Vec<Source>) -> anyhow::Result<()> {
         let closed = export.flush();
         let closed = closed.and_then(|()| session.as_ref().map_or(Ok(()), |it| it.close_session()));
         closed.with_context(|| image.display().to_string())?;
+    }
+    let is_idle = connections.lock().open.is_empty();
+    drop(exports);
+    for Source { image, disk, clones, .. } in sources {
+        // A snapshot that is open cannot be removed.
+        drop(disk);
+        if let Some(clones) = clones.filter(|_| is_idle) {
+            clones.close().with_context(|| image.display().to_string())?;
+        }
     }
     Ok(())
 }

@@ -6,23 +6,25 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use draconis_service::client::{RuntimeDir, request_if_running};
+use draconis_service::export_status::{ExportProcess, list_exports};
 use draconis_service::mount_table;
 use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
 use draconis_service::remote_disk::UNSENT_PREFIX;
 
 use crate::report;
-use crate::text::format_bytes;
+use crate::text::{escape_control_chars, format_bytes};
 
-/// Show mounts: worker, sandbox, caches, requests, memory.
+/// Show mounts and exports: worker, sandbox, caches, requests, memory, clients.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Print JSON: an object with a list `mounts`.
+    /// Print JSON: an object with lists `mounts` and `exports`.
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let mut status = match request_if_running(&RuntimeDir::open()?, &Request::Status)? {
+    let directory = RuntimeDir::open()?;
+    let mut status = match request_if_running(&directory, &Request::Status)? {
         Some(Reply::Status(status)) => status,
         Some(Reply::Failed { why }) => bail!("{why}"),
         Some(_) => bail!("the manager answered something else; is it another version?"),
@@ -30,9 +32,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => Status::default(),
     };
     status.dead = mounts_without_keeper(&status.mounts);
+    status.exports = list_exports(&directory)?;
     if arguments.json {
         report::print_line(serde_json::to_string_pretty(&status)?)?;
-    } else if status.mounts.is_empty() && status.dead.is_empty() {
+    } else if status.mounts.is_empty() && status.dead.is_empty() && status.exports.is_empty() {
         report::print_line("nothing is mounted")?;
     }
     if !arguments.json {
@@ -47,6 +50,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         for lost in &status.lost {
             let (volume, at) = (lost.volume.display(), lost.mount_point.display());
             report::print_line(format_args!("{volume} was on {at}\n  lost      {}", lost.why))?;
+        }
+        for process in &status.exports {
+            report::print_line(format_exports(process).trim_end())?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -69,6 +75,43 @@ fn mounts_without_keeper(known: &[MountStatus]) -> Vec<LostMount> {
 fn format_dead_mount(volume: &Path, mount_point: &Path, why: &str) -> String {
     let (volume, at) = (volume.display(), mount_point.display());
     format!("{volume} on {at}\n  dead      {why}; clear it with draconis umount\n")
+}
+
+/// Clones of an export that are named.
+const SHOWN_CLONES: usize = 8;
+
+fn format_exports(process: &ExportProcess) -> String {
+    let ExportProcess { pid, exports, sandbox, why } = process;
+    if let Some(why) = why {
+        return format!("an export\n  process   {pid}: {why}\n");
+    }
+    let mut text = String::new();
+    for export in exports {
+        let shown = |text: &str| escape_control_chars(text.as_bytes()).to_string();
+        text += &format!(
+            "{} exported at {}\n  process   {pid}, landlock {}, seccomp {}\n  clients   {}{}, {} requests, {} read, {} written\n",
+            shown(&export.image),
+            shown(&export.uris.join(" and ")),
+            sandbox.landlock,
+            if sandbox.seccomp { "kills" } else { "off" },
+            export.clients,
+            if export.read_only { ", read-only" } else { "" },
+            export.requests,
+            format_bytes(export.read_bytes),
+            format_bytes(export.written_bytes),
+        );
+        if !export.clones.is_empty() {
+            let named: Vec<_> =
+                export.clones.iter().take(SHOWN_CLONES).map(|it| shown(it)).collect();
+            let more = export.clones.len() - named.len();
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            text += &format!("  clones    {}{more}\n", named.join(", "));
+        }
+        if let Some(error) = &export.last_error {
+            text += &format!("  error     {}\n", shown(error));
+        }
+    }
+    text
 }
 
 fn format_mount(mount: &MountStatus) -> String {

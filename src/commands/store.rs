@@ -113,10 +113,10 @@ impl std::str::FromStr for ObjectArg {
         match text.parse() {
             Ok(number) => Ok(Self::Number(number)),
             Err(_) => match text.split_once('@') {
-                None => store_disk::parse_disk_name(text).map(Self::Name),
+                None => store_disk::parse_existing_disk_name(text).map(Self::Name),
                 Some((disk, snapshot)) => {
-                    store_disk::parse_disk_name(disk)?;
-                    store_disk::parse_disk_name(snapshot)?;
+                    store_disk::parse_existing_disk_name(disk)?;
+                    store_disk::parse_existing_disk_name(snapshot)?;
                     Ok(Self::Name(text.to_owned()))
                 }
             },

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod bucket;
+pub mod export;
 mod skipped;
 pub mod volume;
 

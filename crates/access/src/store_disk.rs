@@ -22,6 +22,7 @@ use draconis_objects::{
     Group, LifetimeHint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_SEPARATOR, Store,
 };
 use draconis_service::remote_disk::DiskProcess;
+use draconis_service::store_process::DiskCommand;
 
 use crate::error::not_found_error;
 use crate::host_file;
@@ -30,6 +31,10 @@ use crate::stores::{lock_store_shared, with_context};
 
 /// Magic at the start of a store.
 const STORE_MAGIC: &[u8; 8] = b"DracoObj";
+
+/// Character in the names of clones that exist while a client of an export uses them. No command
+/// creates a disk with such a name.
+pub const EXPORT_CLONE_MARK: char = '~';
 
 /// Name of a disk on the command line: store and disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -137,6 +142,13 @@ pub fn parse_disk_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// Parses the name of an existing disk, for clap: also of one that an export made for itself, with
+/// `~`, so that it can be removed and opened but never created.
+pub fn parse_existing_disk_name(text: &str) -> Result<String, String> {
+    parse_disk_name(&text.replace(EXPORT_CLONE_MARK, "_"))?;
+    Ok(text.to_owned())
+}
+
 /// A disk in a store that is open and locked, but not yet read.
 pub struct UnreadStoreDisk {
     below: StoreBacking,
@@ -204,6 +216,33 @@ impl OpenStoreDisk {
                  draconis store ls {store} lists them"
             ))
         })
+    }
+
+    /// Returns the names of all disks and snapshots of the store.
+    pub fn list_names(&self) -> anyhow::Result<Vec<String>> {
+        let names = self.open_store.store.list_names();
+        let names = names.map_err(|error| with_context(&self.of.store, error))?;
+        Ok(names.into_iter().filter_map(|(name, _)| String::from_utf8(name).ok()).collect())
+    }
+
+    /// Executes a command on the disks of the store; its result is durable on return.
+    pub fn execute(&self, command: &DiskCommand) -> anyhow::Result<()> {
+        let done = command.execute(&self.open_store.store);
+        done.map_err(|error| with_context(&self.of.store, error))
+    }
+
+    /// Creates a clone of this snapshot. It is durable once anything that is written to it is.
+    pub fn clone_as(&self, name: &str) -> anyhow::Result<Self> {
+        let StoreDiskName { store, name: of } = &self.of;
+        let cloned = self.open_store.store.submit_clone(of.as_bytes(), name.as_bytes());
+        cloned.map_err(|error| with_context(store, error))?;
+        Ok(self.other_disk(&StoreDiskName { store: store.clone(), name: name.to_owned() }))
+    }
+
+    /// Removes a disk that need not be removed durably. It has no snapshots.
+    pub fn remove_soon(&self) -> anyhow::Result<()> {
+        let removed = self.open_store.store.submit_removal(self.of.name.as_bytes(), false);
+        removed.map(drop).map_err(|error| with_context(&self.of.store, error))
     }
 
     /// Returns the disk with its current contents.
@@ -350,6 +389,9 @@ mod tests {
         }
         for bad in ["", "new", "17", "-x", "a b", "a/b", "a#b", "a@b", "a:b", "a\n"] {
             assert!(parse_disk_name(bad).is_err(), "{bad:?}");
+            assert!(parse_existing_disk_name(bad).is_err(), "{bad:?}");
         }
+        assert!(parse_disk_name("vol~1").is_err());
+        assert_eq!(parse_existing_disk_name("vol~1"), Ok("vol~1".into()));
     }
 }

@@ -19,12 +19,52 @@ const MAX_STATUS_RUNS: usize = 1024;
 /// Maximum bytes that CACHE reads; it is a hint.
 const MAX_CACHE_BYTES: u64 = 256 << 20;
 
-/// A disk that clients can choose by name. Its connections share it.
+/// Creates a writable disk for each connection of an export.
+pub trait CloneSource: Send + Sync {
+    /// Creates a clone: its name, for people, and its disk. Dropping the disk ends its use.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    fn create_clone(&self) -> Result<(String, Arc<dyn Disk>), String>;
+}
+
+/// What clients of an export have done since its start, and do now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// Clients that use the export now.
+    pub clients: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Bytes of successful reads.
+    pub read_bytes: u64,
+    /// Bytes of successful writes.
+    pub written_bytes: u64,
+    /// Names of the clones in use.
+    pub clones: Vec<String>,
+    /// The latest error, for people.
+    pub last_error: Option<String>,
+}
+
+/// Counts the client of a connection.
+pub(crate) struct ClientCount<'e>(&'e Export);
+
+impl Drop for ClientCount<'_> {
+    fn drop(&mut self) {
+        let mut activity = self.0.activity.lock();
+        activity.clients -= 1;
+        activity.clones.retain(|clone| !self.0.is_clone || *clone != self.0.description);
+    }
+}
+
+/// A disk that clients can choose by name. Its connections share it, or get clones of it.
 pub struct Export {
     name: String,
     description: String,
     disk: Arc<dyn Disk>,
     properties: Properties,
+    clones: Option<Box<dyn CloneSource>>,
+    /// True if only one connection ever uses the disk.
+    is_clone: bool,
     /// Newest ticket of all writes.
     newest: Mutex<Option<Ticket>>,
     /// Held alone by a write that reads a sector before it changes a part of it.
@@ -33,8 +73,10 @@ pub struct Export {
     failure: Mutex<Option<ErrorCode>>,
     /// True since the first TRIM: holes may not be durable from then on.
     is_trimmed: AtomicBool,
-    /// True once no more requests are read.
-    is_stopping: AtomicBool,
+    /// An export shares it with its clones.
+    activity: Arc<Mutex<Activity>>,
+    /// True once no more requests are read. An export shares it with its clones.
+    is_stopping: Arc<AtomicBool>,
 }
 
 impl Export {
@@ -45,12 +87,46 @@ impl Export {
             description,
             properties: disk.properties(),
             disk,
+            clones: None,
+            is_clone: false,
             newest: Mutex::new(None),
             sectors: RwLock::new(()),
             failure: Mutex::new(None),
             is_trimmed: AtomicBool::new(false),
-            is_stopping: AtomicBool::new(false),
+            activity: Arc::default(),
+            is_stopping: Arc::default(),
         }
+    }
+
+    /// Creates an export that gives each connection a clone of `disk`. `disk` itself is not used.
+    pub fn with_clones(
+        name: String,
+        description: String,
+        disk: Arc<dyn Disk>,
+        clones: Box<dyn CloneSource>,
+    ) -> Self {
+        let mut export = Self::new(name, description, disk);
+        export.properties.read_only = false;
+        export.clones = Some(clones);
+        export
+    }
+
+    /// Returns the export for a connection that has chosen this one.
+    pub(crate) fn for_connection(&self) -> Result<ChosenExport<'_>, String> {
+        let Some(clones) = &self.clones else { return Ok(ChosenExport::Shared(self)) };
+        let (description, disk) = clones.create_clone().inspect_err(|why| {
+            self.activity.lock().last_error = Some(format!("no clone for a client: {why}"));
+        })?;
+        let mut export = Self::new(self.name.clone(), description, disk);
+        export.is_clone = true;
+        export.is_stopping = self.is_stopping.clone();
+        export.activity = self.activity.clone();
+        Ok(ChosenExport::Clone(Box::new(export)))
+    }
+
+    /// Returns true if a flush covers the writes of every connection that the client opens.
+    pub(crate) fn can_multi_conn(&self) -> bool {
+        self.clones.is_none() && !self.is_clone
     }
 
     /// Returns the name.
@@ -71,6 +147,27 @@ impl Export {
     /// Returns true if nothing can be written.
     pub fn is_read_only(&self) -> bool {
         self.properties.read_only
+    }
+
+    /// Returns what clients have done; of an export with clones also what they did to these.
+    pub fn activity(&self) -> Activity {
+        self.activity.lock().clone()
+    }
+
+    pub(crate) fn count_client(&self) -> ClientCount<'_> {
+        let mut activity = self.activity.lock();
+        activity.clients += 1;
+        if self.is_clone {
+            activity.clones.push(self.description.clone());
+        }
+        ClientCount(self)
+    }
+
+    pub(crate) fn count_request(&self, read_bytes: u64, written_bytes: u64) {
+        let mut activity = self.activity.lock();
+        activity.requests += 1;
+        activity.read_bytes += read_bytes;
+        activity.written_bytes += written_bytes;
     }
 
     pub(crate) fn is_rotational(&self) -> bool {
@@ -247,6 +344,10 @@ impl Export {
                 done += hole;
                 continue;
             }
+            // Extended headers allow ranges that take hours.
+            if self.is_stopping() {
+                return Err(ErrorCode::Shutdown);
+            }
             let Some((at, piece)) = split(offset + done, len - done).next() else { break };
             last = Some(self.write_piece(at, PrivateBuffer::new(piece))?);
             // At most one piece of zeros is in memory.
@@ -292,18 +393,18 @@ impl Export {
     pub(crate) fn block_status(
         &self,
         offset: u64,
-        len: u32,
+        len: u64,
         only_one: bool,
-    ) -> Result<Vec<(u32, bool)>, ErrorCode> {
-        let mut runs: Vec<(u32, bool)> = vec![];
+    ) -> Result<Vec<(u64, bool)>, ErrorCode> {
+        let mut runs: Vec<(u64, bool)> = vec![];
         let mut done = 0;
         for _ in 0..MAX_STATUS_RUNS {
             if done >= len {
                 break;
             }
             let rest = len - done;
-            let run = self.allocation_run(offset + u64::from(done), rest.into())?;
-            let bytes = u32::try_from(run.len_bytes).unwrap_or(rest).clamp(1, rest);
+            let run = self.allocation_run(offset + done, rest)?;
+            let bytes = run.len_bytes;
             match runs.last_mut() {
                 Some((count, is_hole)) if *is_hole == run.is_hole => *count += bytes,
                 Some(_) if only_one => break,
@@ -332,8 +433,33 @@ impl Export {
             *failure = Some(code);
         }
         drop(failure);
-        log::warn!("export '{}': {error}", self.name);
+        let of = if self.is_clone { format!("{}: ", self.description) } else { String::new() };
+        let what = match code {
+            ErrorCode::NoSpc => "it is full, and clients get ENOSPC: ",
+            _ => "",
+        };
+        self.activity.lock().last_error = Some(format!("{of}{what}{error}"));
+        log::warn!("export '{}': {of}{what}{error}", self.name);
         code
+    }
+}
+
+/// The export that a connection uses.
+pub enum ChosenExport<'e> {
+    /// An export that connections share.
+    Shared(&'e Export),
+    /// A clone for this connection alone.
+    Clone(Box<Export>),
+}
+
+impl std::ops::Deref for ChosenExport<'_> {
+    type Target = Export;
+
+    fn deref(&self) -> &Export {
+        match self {
+            Self::Shared(export) => export,
+            Self::Clone(export) => export,
+        }
     }
 }
 

@@ -12,10 +12,12 @@
 //! Law 2: the memory of a connection is bounded: [`MAX_INFLIGHT_BYTES`] of contents, [`MAX_THREADS`]
 //! threads, [`MAX_OPTION_BYTES`] of an option. A client that does not read replies stops being read.
 //! Law 3: a flush of one connection covers all completed writes of every connection of the export.
+//! A clone has one connection, so its export does not promise that to clients.
 //! Law 4: a write is answered once every read sees it; with FUA, and by a flush, once it is durable.
 //!
 //! This crate opens no sockets and knows no formats. It implements the fixed newstyle negotiation,
-//! structured replies and the metadata context `base:allocation`; neither TLS nor extended headers.
+//! structured replies, extended headers, the metadata context `base:allocation`, and STARTTLS up to the TLS stream,
+//! which the caller provides.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
@@ -27,7 +29,7 @@ mod wire;
 
 use std::io::{BufReader, Read, Write};
 
-pub use crate::export::Export;
+pub use crate::export::{Activity, ChosenExport, CloneSource, Export};
 pub use crate::negotiation::{MAX_OPTION_BYTES, MAX_OPTIONS, Session};
 pub use crate::transmission::{MAX_INFLIGHT_BYTES, MAX_THREADS};
 pub use crate::wire::MAX_PAYLOAD_BYTES;
@@ -44,18 +46,51 @@ pub enum ConnectionError {
     /// The client broke the protocol.
     #[error("protocol error: {0}")]
     Protocol(&'static str),
+    /// The client could not get a clone.
+    #[error("no clone for the client: {0}")]
+    NoClone(String),
 }
 
 /// A connection to a client.
 pub struct Connection<R, W> {
     input: BufReader<R>,
     output: W,
+    /// Handshake flags of the client, once they were read.
+    client_flags: Option<u32>,
 }
 
 impl<R: Read + Send, W: Write + Send> Connection<R, W> {
     /// Creates a connection over both directions of a stream.
     pub fn new(input: R, output: W) -> Self {
-        Self { input: BufReader::with_capacity(INPUT_BUFFER_BYTES, input), output }
+        let input = BufReader::with_capacity(INPUT_BUFFER_BYTES, input);
+        Self { input, output, client_flags: None }
+    }
+
+    /// Waits for STARTTLS, and refuses all options before it. Returns false if the client leaves
+    /// instead; else everything that follows is TLS: see [`Connection::upgrade`].
+    ///
+    /// # Errors
+    /// See [`ConnectionError`].
+    pub fn require_tls(&mut self) -> Result<bool, ConnectionError> {
+        let flags = negotiation::greet(&mut self.input, &mut self.output)?;
+        self.client_flags = Some(flags);
+        negotiation::require_tls(&mut self.input, &mut self.output)
+    }
+
+    /// Continues over both directions of a TLS stream.
+    ///
+    /// # Errors
+    /// If the client has sent more in plain text.
+    pub fn upgrade<R2: Read + Send, W2: Write + Send>(
+        self,
+        input: R2,
+        output: W2,
+    ) -> Result<Connection<R2, W2>, ConnectionError> {
+        // It would be taken for contents of the TLS stream.
+        if !self.input.buffer().is_empty() {
+            return Err(ConnectionError::Protocol("plain text after STARTTLS"));
+        }
+        Ok(Connection { client_flags: self.client_flags, ..Connection::new(input, output) })
     }
 
     /// Negotiates until the client chooses one of `exports`; `None` if it leaves instead. The empty
@@ -67,7 +102,11 @@ impl<R: Read + Send, W: Write + Send> Connection<R, W> {
         &mut self,
         exports: &'e [Export],
     ) -> Result<Option<Session<'e>>, ConnectionError> {
-        negotiation::negotiate(&mut self.input, &mut self.output, exports)
+        let flags = match self.client_flags {
+            Some(flags) => flags,
+            None => negotiation::greet(&mut self.input, &mut self.output)?,
+        };
+        negotiation::negotiate(&mut self.input, &mut self.output, flags, exports)
     }
 
     /// Carries out requests until the client leaves. Returns once every request that was read has

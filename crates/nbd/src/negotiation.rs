@@ -3,10 +3,10 @@
 use std::io::{Read, Write};
 
 use crate::wire::{
-    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, flag,
-    info, opt, rep,
+    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields,
+    Headers, flag, info, opt, rep,
 };
-use crate::{ConnectionError, Export, MAX_PAYLOAD_BYTES};
+use crate::{ChosenExport, ConnectionError, Export, MAX_PAYLOAD_BYTES};
 
 /// Maximum length of an option. A client that claims a longer one is disconnected.
 pub const MAX_OPTION_BYTES: u32 = 64 << 10;
@@ -20,8 +20,8 @@ const PREFERRED_BLOCK_BYTES: u32 = 4096;
 /// What client and server agreed on.
 pub struct Session<'e> {
     /// The chosen export.
-    pub export: &'e Export,
-    pub(crate) structured_replies: bool,
+    pub export: ChosenExport<'e>,
+    pub(crate) headers: Headers,
     /// True if the client may send BLOCK_STATUS, for `base:allocation`.
     pub(crate) allocation_context: bool,
 }
@@ -31,7 +31,7 @@ struct Negotiation<'e, 'o, W> {
     output: &'o mut W,
     exports: &'e [Export],
     no_zeroes: bool,
-    structured_replies: bool,
+    headers: Headers,
     /// Export for which the client set `base:allocation`.
     allocation_export: Option<&'e Export>,
 }
@@ -39,16 +39,16 @@ struct Negotiation<'e, 'o, W> {
 /// Result of an option.
 enum Outcome<'e> {
     Continue,
-    Chosen(&'e Export),
+    /// The export of the exports, and as this connection uses it.
+    Chosen(&'e Export, ChosenExport<'e>),
     Left,
 }
 
-/// Negotiates until the client chooses an export; `None` if it leaves instead.
-pub(crate) fn negotiate<'e, W: Write>(
+/// Greets the client, and returns its handshake flags.
+pub(crate) fn greet(
     input: &mut impl Read,
-    output: &mut W,
-    exports: &'e [Export],
-) -> Result<Option<Session<'e>>, ConnectionError> {
+    output: &mut impl Write,
+) -> Result<u32, ConnectionError> {
     let mut hello = vec![];
     hello.extend(wire::NBDMAGIC.to_be_bytes());
     hello.extend(wire::IHAVEOPT.to_be_bytes());
@@ -59,35 +59,90 @@ pub(crate) fn negotiate<'e, W: Write>(
     if flags & !u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES) != 0 {
         return Err(ConnectionError::Protocol("unknown handshake flags"));
     }
+    Ok(flags)
+}
+
+/// Reads an option and its data.
+fn read_option(input: &mut impl Read) -> Result<(u32, Vec<u8>), ConnectionError> {
+    let header: [u8; 16] = wire::read_array(input)?;
+    let mut fields = Fields(&header);
+    let (Some(wire::IHAVEOPT), Some(option), Some(len)) =
+        (fields.u64(), fields.u32(), fields.u32())
+    else {
+        return Err(ConnectionError::Protocol("an option without the magic number"));
+    };
+    if len > MAX_OPTION_BYTES {
+        return Err(ConnectionError::Protocol("an option that is too long"));
+    }
+    let mut data = vec![0; len as usize];
+    input.read_exact(&mut data)?;
+    Ok((option, data))
+}
+
+/// Refuses options until the client starts TLS; false if it leaves instead.
+pub(crate) fn require_tls(
+    input: &mut impl Read,
+    output: &mut impl Write,
+) -> Result<bool, ConnectionError> {
+    for _ in 0..MAX_OPTIONS {
+        let (option, data) = read_option(input)?;
+        match option {
+            opt::STARTTLS if data.is_empty() => {
+                send_reply(output, option, rep::ACK, &[])?;
+                return Ok(true);
+            }
+            opt::STARTTLS => {
+                send_reply(output, option, rep::ERR_INVALID, b"the option has no data")?;
+            }
+            opt::EXPORT_NAME => {
+                return Err(ConnectionError::Protocol("EXPORT_NAME without TLS"));
+            }
+            opt::ABORT => {
+                let _ = send_reply(output, option, rep::ACK, &[]);
+                return Ok(false);
+            }
+            _ => send_reply(output, option, rep::ERR_TLS_REQD, b"this server requires TLS")?,
+        }
+    }
+    Err(ConnectionError::Protocol("too many options"))
+}
+
+fn send_reply(output: &mut impl Write, option: u32, kind: u32, data: &[u8]) -> std::io::Result<()> {
+    let mut reply = vec![];
+    reply.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
+    reply.extend(option.to_be_bytes());
+    reply.extend(kind.to_be_bytes());
+    reply.extend((data.len() as u32).to_be_bytes());
+    reply.extend(data);
+    output.write_all(&reply)?;
+    output.flush()
+}
+
+/// Negotiates until the client chooses an export; `None` if it leaves instead.
+pub(crate) fn negotiate<'e, W: Write>(
+    input: &mut impl Read,
+    output: &mut W,
+    flags: u32,
+    exports: &'e [Export],
+) -> Result<Option<Session<'e>>, ConnectionError> {
     let mut state = Negotiation {
         output,
         exports,
         no_zeroes: flags & u32::from(FLAG_NO_ZEROES) != 0,
-        structured_replies: false,
+        headers: Headers::Simple,
         allocation_export: None,
     };
     for _ in 0..MAX_OPTIONS {
-        let header: [u8; 16] = wire::read_array(input)?;
-        let mut fields = Fields(&header);
-        let (Some(wire::IHAVEOPT), Some(option), Some(len)) =
-            (fields.u64(), fields.u32(), fields.u32())
-        else {
-            return Err(ConnectionError::Protocol("an option without the magic number"));
-        };
-        if len > MAX_OPTION_BYTES {
-            return Err(ConnectionError::Protocol("an option that is too long"));
-        }
-        let mut data = vec![0; len as usize];
-        input.read_exact(&mut data)?;
+        let (option, data) = read_option(input)?;
         match state.handle_option(option, &data)? {
             Outcome::Continue => {}
             Outcome::Left => return Ok(None),
-            Outcome::Chosen(export) => {
+            Outcome::Chosen(of, export) => {
                 let context = state.allocation_export;
                 return Ok(Some(Session {
                     export,
-                    structured_replies: state.structured_replies,
-                    allocation_context: context.is_some_and(|it| std::ptr::eq(it, export)),
+                    headers: state.headers,
+                    allocation_context: context.is_some_and(|it| std::ptr::eq(it, of)),
                 }));
             }
         }
@@ -98,7 +153,7 @@ pub(crate) fn negotiate<'e, W: Write>(
 impl<'e, W: Write> Negotiation<'e, '_, W> {
     fn handle_option(&mut self, option: u32, data: &[u8]) -> Result<Outcome<'e>, ConnectionError> {
         match option {
-            opt::EXPORT_NAME => return self.choose_by_export_name(data).map(Outcome::Chosen),
+            opt::EXPORT_NAME => return self.choose_by_export_name(data),
             opt::ABORT => {
                 // The client need not wait for the reply.
                 let _ = self.reply(option, rep::ACK, &[]);
@@ -106,18 +161,21 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
             }
             opt::LIST if data.is_empty() => self.list_exports()?,
             opt::INFO | opt::GO => {
-                if let Some(export) = self.describe_export(option, data)?
-                    && option == opt::GO
-                {
-                    return Ok(Outcome::Chosen(export));
-                }
+                return self.describe_export(option, data);
+            }
+            opt::STRUCTURED_REPLY if data.is_empty() && self.headers == Headers::Extended => {
+                self.reply(option, rep::ERR_EXT_HEADER_REQD, b"extended headers are agreed on")?;
             }
             opt::STRUCTURED_REPLY if data.is_empty() => {
-                self.structured_replies = true;
+                self.headers = Headers::Structured;
+                self.reply(option, rep::ACK, &[])?;
+            }
+            opt::EXTENDED_HEADERS if data.is_empty() => {
+                self.headers = Headers::Extended;
                 self.reply(option, rep::ACK, &[])?;
             }
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.meta_context(option, data)?,
-            opt::LIST | opt::STRUCTURED_REPLY => {
+            opt::LIST | opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS => {
                 self.reply(option, rep::ERR_INVALID, b"the option has no data")?;
             }
             _ => self.reply(option, rep::ERR_UNSUP, b"the option is not supported")?,
@@ -126,14 +184,7 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
     }
 
     fn reply(&mut self, option: u32, kind: u32, data: &[u8]) -> std::io::Result<()> {
-        let mut reply = vec![];
-        reply.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
-        reply.extend(option.to_be_bytes());
-        reply.extend(kind.to_be_bytes());
-        reply.extend((data.len() as u32).to_be_bytes());
-        reply.extend(data);
-        self.output.write_all(&reply)?;
-        self.output.flush()
+        send_reply(self.output, option, kind, data)
     }
 
     /// Returns the export with this name; the first one for the empty name.
@@ -143,18 +194,22 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
     }
 
     /// Replies to EXPORT_NAME, which has no error reply.
-    fn choose_by_export_name(&mut self, data: &[u8]) -> Result<&'e Export, ConnectionError> {
-        let export = std::str::from_utf8(data).ok().and_then(|name| self.find_export(name));
-        let export = export.ok_or(ConnectionError::Protocol("no export has that name"))?;
+    fn choose_by_export_name(&mut self, data: &[u8]) -> Result<Outcome<'e>, ConnectionError> {
+        if self.headers == Headers::Extended {
+            return Err(ConnectionError::Protocol("EXPORT_NAME after EXTENDED_HEADERS"));
+        }
+        let of = std::str::from_utf8(data).ok().and_then(|name| self.find_export(name));
+        let of = of.ok_or(ConnectionError::Protocol("no export has that name"))?;
+        let export = of.for_connection().map_err(ConnectionError::NoClone)?;
         let mut reply = vec![];
         reply.extend(export.len_bytes().to_be_bytes());
-        reply.extend(self.transmission_flags(export).to_be_bytes());
+        reply.extend(self.transmission_flags(of, &export).to_be_bytes());
         if !self.no_zeroes {
             reply.extend([0; EXPORT_NAME_ZEROES]);
         }
         self.output.write_all(&reply)?;
         self.output.flush()?;
-        Ok(export)
+        Ok(Outcome::Chosen(of, export))
     }
 
     fn list_exports(&mut self) -> std::io::Result<()> {
@@ -166,12 +221,12 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
         self.reply(opt::LIST, rep::ACK, &[])
     }
 
-    /// Replies to INFO or GO. Returns the export, unless the reply is an error.
+    /// Replies to INFO or GO, which chooses the export.
     fn describe_export(
         &mut self,
         option: u32,
         data: &[u8],
-    ) -> Result<Option<&'e Export>, ConnectionError> {
+    ) -> Result<Outcome<'e>, ConnectionError> {
         let mut fields = Fields(data);
         let decoded = (|| {
             let name = fields.string()?;
@@ -181,15 +236,28 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
         })();
         let Some((name, wanted)) = decoded else {
             self.reply(option, rep::ERR_INVALID, b"the option cannot be decoded")?;
-            return Ok(None);
+            return Ok(Outcome::Continue);
         };
-        let Some(export) = self.find_export(name) else {
+        let Some(of) = self.find_export(name) else {
             self.reply(option, rep::ERR_UNKNOWN, b"no export has that name")?;
-            return Ok(None);
+            return Ok(Outcome::Continue);
         };
+        let chosen = if option == opt::GO {
+            match of.for_connection() {
+                Ok(chosen) => Some(chosen),
+                Err(why) => {
+                    let text = format!("no clone of the disk: {why}");
+                    self.reply(option, rep::ERR_POLICY, text.as_bytes())?;
+                    return Ok(Outcome::Continue);
+                }
+            }
+        } else {
+            None
+        };
+        let export = chosen.as_deref().unwrap_or(of);
         let mut of_export = info::EXPORT.to_be_bytes().to_vec();
         of_export.extend(export.len_bytes().to_be_bytes());
-        of_export.extend(self.transmission_flags(export).to_be_bytes());
+        of_export.extend(self.transmission_flags(of, export).to_be_bytes());
         self.reply(option, rep::INFO, &of_export)?;
         let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
         for size in [1, PREFERRED_BLOCK_BYTES, MAX_PAYLOAD_BYTES] {
@@ -204,7 +272,7 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
             }
         }
         self.reply(option, rep::ACK, &[])?;
-        Ok(Some(export))
+        Ok(chosen.map_or(Outcome::Continue, |chosen| Outcome::Chosen(of, chosen)))
     }
 
     /// Replies to LIST_META_CONTEXT or SET_META_CONTEXT.
@@ -229,7 +297,7 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
             self.reply(option, rep::ERR_INVALID, b"the option cannot be decoded")?;
             return Ok(());
         };
-        if sets && !self.structured_replies {
+        if sets && self.headers == Headers::Simple {
             self.reply(option, rep::ERR_INVALID, b"structured replies come first")?;
             return Ok(());
         }
@@ -249,12 +317,12 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
         Ok(())
     }
 
-    fn transmission_flags(&self, export: &Export) -> u16 {
-        let mut flags = flag::HAS_FLAGS
-            | flag::SEND_FLUSH
-            | flag::SEND_FUA
-            | flag::CAN_MULTI_CONN
-            | flag::SEND_CACHE;
+    /// Returns the flags of `export`, which is `of` or a clone of it.
+    fn transmission_flags(&self, of: &Export, export: &Export) -> u16 {
+        let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_CACHE;
+        if export.can_multi_conn() {
+            flags |= flag::CAN_MULTI_CONN;
+        }
         flags |= match export.is_read_only() {
             true => flag::READ_ONLY,
             false => flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO,
@@ -262,8 +330,12 @@ impl<'e, W: Write> Negotiation<'e, '_, W> {
         if export.is_rotational() {
             flags |= flag::ROTATIONAL;
         }
-        if self.structured_replies {
+        if self.headers != Headers::Simple {
             flags |= flag::SEND_DF;
+        }
+        let has_context = self.allocation_export.is_some_and(|it| std::ptr::eq(it, of));
+        if self.headers == Headers::Extended && has_context {
+            flags |= flag::BLOCK_STATUS_PAYLOAD;
         }
         flags
     }

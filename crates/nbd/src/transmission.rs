@@ -14,8 +14,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::export::split;
 use crate::wire::{
-    self, BASE_ALLOCATION_ID, ErrorCode, MAX_PAYLOAD_BYTES, REQUEST_BYTES, Request,
-    STATE_HOLE_ZERO, chunk, cmd, cmd_flag,
+    self, BASE_ALLOCATION_ID, EXTENDED_REQUEST_BYTES, ErrorCode, Fields, Headers,
+    MAX_PAYLOAD_BYTES, REQUEST_BYTES, Request, STATE_HOLE_ZERO, STATUS_PAYLOAD_BYTES, chunk, cmd,
+    cmd_flag,
 };
 use crate::{ConnectionError, Export, Session};
 
@@ -26,7 +27,7 @@ pub const MAX_THREADS: usize = 16;
 /// Stack of a thread, in bytes.
 const STACK_BYTES: usize = 1 << 20;
 /// Shortest read whose holes are looked for: the answer costs less than the bytes.
-const MIN_HOLE_READ_BYTES: u32 = 64 << 10;
+const MIN_HOLE_READ_BYTES: u64 = 64 << 10;
 
 /// What the threads of a connection share.
 struct Shared<'s, R, W> {
@@ -98,11 +99,11 @@ enum Reply {
     /// Contents of a read, in ascending order without gaps.
     Read(Vec<ReadChunk>),
     /// Lengths, and whether each is a hole.
-    BlockStatus(Vec<(u32, bool)>),
+    BlockStatus(Vec<(u64, bool)>),
 }
 
 enum ReadChunk {
-    Hole { offset: u64, len: u32 },
+    Hole { offset: u64, len: u64 },
     Data { offset: u64, pieces: Vec<PrivateBuffer> },
 }
 
@@ -120,6 +121,7 @@ pub(crate) fn transmit<R: Read + Send, W: Write + Send>(
         budget: Budget::default(),
         threads: Mutex::new(ThreadCount { all: 1, reading: 0 }),
     };
+    let _counted = session.export.count_client();
     std::thread::scope(|scope| shared.serve_requests(scope));
     shared.input.into_inner().error.map_or(Ok(()), Err)
 }
@@ -175,31 +177,44 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
     }
 
     fn read_from(&self, stream: &mut BufReader<R>) -> Result<Option<Job<'_>>, ConnectionError> {
-        let mut bytes = [0; REQUEST_BYTES];
+        let mut bytes = [0; EXTENDED_REQUEST_BYTES];
+        let headers = self.session.headers;
+        let header = match headers {
+            Headers::Extended => &mut bytes[..],
+            _ => bytes.split_at_mut(REQUEST_BYTES).0,
+        };
         // A client may also leave by closing the stream.
-        if !read_exact_or_end(stream, &mut bytes)? {
+        if !read_exact_or_end(stream, header)? {
             return Ok(None);
         }
-        let request = Request::decode(&bytes)?;
+        let mut request = Request::decode(header, headers)?;
         if request.command == cmd::DISC {
             return Ok(None);
         }
-        let is_write = request.command == cmd::WRITE;
-        if is_write && request.len > MAX_PAYLOAD_BYTES {
-            return Err(ConnectionError::Protocol("a write that is too long"));
+        if request.payload_len > MAX_PAYLOAD_BYTES.into() {
+            return Err(ConnectionError::Protocol("a payload that is too long"));
+        }
+        let is_status = request.command == cmd::BLOCK_STATUS;
+        if is_status && request.payload_len == STATUS_PAYLOAD_BYTES.into() {
+            let bytes: [u8; STATUS_PAYLOAD_BYTES as usize] = wire::read_array(stream)?;
+            let mut fields = Fields(&bytes);
+            let (len, id) = (fields.u64().unwrap_or(0), fields.u32());
+            // Without a known context the request has no length, which is an error.
+            request.len = if id == Some(BASE_ALLOCATION_ID) { len } else { 0 };
+            request.payload_len = 0;
+            request.flags &= !cmd_flag::PAYLOAD_LEN;
         }
         let mut job = Job { request, payload: vec![], _reservation: None };
         if check_request(self.session, &request).is_err() {
-            if is_write {
-                wire::skip_bytes(stream, request.len.into())?;
-            }
+            wire::skip_bytes(stream, request.payload_len)?;
             return Ok(Some(job));
         }
+        let is_write = request.command == cmd::WRITE;
         if is_write || request.command == cmd::READ {
-            job._reservation = Some(self.budget.reserve(request.len.into()));
+            job._reservation = Some(self.budget.reserve(request.len));
         }
         if is_write {
-            for (_, len) in split(request.offset, request.len.into()) {
+            for (_, len) in split(request.offset, request.len) {
                 let mut piece = PrivateBuffer::new_uninitialized(len);
                 stream.read_exact(&mut piece)?;
                 job.payload.push(piece);
@@ -211,19 +226,32 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
     fn carry_out(&self, request: &Request, payload: Vec<PrivateBuffer>) -> Reply {
         let done = check_request(self.session, request)
             .and_then(|()| carry_out(self.session, request, payload));
+        let bytes = |command| match done.is_ok() && request.command == command {
+            true => request.len,
+            false => 0,
+        };
+        self.session.export.count_request(bytes(cmd::READ), bytes(cmd::WRITE));
         done.unwrap_or_else(Reply::Error)
     }
 
     fn send_reply(&self, request: &Request, reply: Reply) {
-        let is_structured = self.session.structured_replies
-            && matches!(request.command, cmd::READ | cmd::BLOCK_STATUS);
+        let headers = match self.session.headers {
+            Headers::Structured if !matches!(request.command, cmd::READ | cmd::BLOCK_STATUS) => {
+                Headers::Simple
+            }
+            headers => headers,
+        };
         let mut output = self.output.lock();
         if self.is_broken.load(Ordering::Relaxed) {
             return;
         }
-        let sent = match is_structured {
-            true => send_structured(&mut *output, request.cookie, &reply),
-            false => send_simple(&mut *output, request.cookie, &reply),
+        let sent = match headers {
+            Headers::Simple => send_simple(&mut *output, request.cookie, &reply),
+            _ => {
+                let Request { cookie, offset, .. } = *request;
+                let output = &mut *output;
+                ChunkWriter { output, headers, cookie, offset }.send_reply(&reply)
+            }
         };
         if let Err(error) = sent {
             log::debug!("a reply was not sent: {error}");
@@ -249,11 +277,18 @@ fn read_exact_or_end(stream: &mut impl Read, bytes: &mut [u8]) -> std::io::Resul
 
 /// Checks what a request says of itself.
 fn check_request(session: &Session<'_>, request: &Request) -> Result<(), ErrorCode> {
-    let Session { export, structured_replies, allocation_context } = *session;
+    let Session { headers, allocation_context, .. } = *session;
+    let export = &session.export;
+    let payload_flag = match headers {
+        Headers::Extended => cmd_flag::PAYLOAD_LEN,
+        _ => 0,
+    };
     let known_flags = match request.command {
-        cmd::READ if structured_replies => cmd_flag::DF,
+        cmd::READ if headers != Headers::Simple => cmd_flag::DF,
         cmd::READ | cmd::FLUSH | cmd::CACHE => 0,
-        cmd::WRITE | cmd::TRIM => cmd_flag::FUA,
+        cmd::WRITE if request.flags & payload_flag != payload_flag => return Err(ErrorCode::Inval),
+        cmd::WRITE => cmd_flag::FUA | payload_flag,
+        cmd::TRIM => cmd_flag::FUA,
         cmd::WRITE_ZEROES => cmd_flag::FUA | cmd_flag::NO_HOLE | cmd_flag::FAST_ZERO,
         cmd::BLOCK_STATUS if allocation_context => cmd_flag::REQ_ONE,
         _ => return Err(ErrorCode::Inval),
@@ -272,11 +307,11 @@ fn check_request(session: &Session<'_>, request: &Request) -> Result<(), ErrorCo
             _ => Err(ErrorCode::Inval),
         };
     }
-    if !export.contains(request.offset, request.len.into()) {
+    if !export.contains(request.offset, request.len) {
         let is_write = matches!(request.command, cmd::WRITE | cmd::WRITE_ZEROES);
         return Err(if is_write { ErrorCode::NoSpc } else { ErrorCode::Inval });
     }
-    let is_too_long = request.command == cmd::READ && request.len > MAX_PAYLOAD_BYTES;
+    let is_too_long = request.command == cmd::READ && request.len > MAX_PAYLOAD_BYTES.into();
     let is_empty = request.command == cmd::BLOCK_STATUS && request.len == 0;
     if is_too_long || is_empty { Err(ErrorCode::Inval) } else { Ok(()) }
 }
@@ -287,23 +322,24 @@ fn carry_out(
     request: &Request,
     payload: Vec<PrivateBuffer>,
 ) -> Result<Reply, ErrorCode> {
-    let export = session.export;
+    let export = &*session.export;
     let Request { flags, command, offset, len, .. } = *request;
     let has_flag = |flag: u16| flags & flag != 0;
     let fua = has_flag(cmd_flag::FUA);
     match command {
         cmd::READ => {
-            let finds_holes =
-                session.structured_replies && !has_flag(cmd_flag::DF) && len >= MIN_HOLE_READ_BYTES;
+            let finds_holes = session.headers != Headers::Simple
+                && !has_flag(cmd_flag::DF)
+                && len >= MIN_HOLE_READ_BYTES;
             return read(export, offset, len, finds_holes).map(Reply::Read);
         }
         cmd::WRITE => export.write(offset, payload, fua)?,
         cmd::FLUSH => export.flush_for_client()?,
-        cmd::TRIM => export.trim(offset, len.into(), fua)?,
-        cmd::CACHE => export.cache(offset, len.into())?,
+        cmd::TRIM => export.trim(offset, len, fua)?,
+        cmd::CACHE => export.cache(offset, len)?,
         cmd::WRITE_ZEROES => {
             let (no_hole, fast) = (has_flag(cmd_flag::NO_HOLE), has_flag(cmd_flag::FAST_ZERO));
-            export.write_zeroes(offset, len.into(), no_hole, fast, fua)?;
+            export.write_zeroes(offset, len, no_hole, fast, fua)?;
         }
         cmd::BLOCK_STATUS => {
             let runs = export.block_status(offset, len, has_flag(cmd_flag::REQ_ONE))?;
@@ -317,14 +353,14 @@ fn carry_out(
 fn read(
     export: &Export,
     offset: u64,
-    len: u32,
+    len: u64,
     finds_holes: bool,
 ) -> Result<Vec<ReadChunk>, ErrorCode> {
     if len == 0 {
         return Ok(vec![]);
     }
-    let data = |offset: u64, len: u32| {
-        export.read(offset, len.into()).map(|pieces| ReadChunk::Data { offset, pieces })
+    let data = |offset: u64, len: u64| {
+        export.read(offset, len).map(|pieces| ReadChunk::Data { offset, pieces })
     };
     if !finds_holes {
         return Ok(vec![data(offset, len)?]);
@@ -334,10 +370,10 @@ fn read(
     let mut chunks = vec![];
     for (len, is_hole) in runs {
         chunks.push(if is_hole { ReadChunk::Hole { offset: at, len } } else { data(at, len)? });
-        at += u64::from(len);
+        at += len;
     }
     // The range of a fragmented file may have more runs than are told apart.
-    let rest = (offset + u64::from(len)).saturating_sub(at) as u32;
+    let rest = (offset + len).saturating_sub(at);
     if rest > 0 {
         chunks.push(data(at, rest)?);
     }
@@ -362,62 +398,91 @@ fn send_simple(output: &mut impl Write, cookie: u64, reply: &Reply) -> std::io::
     wire::write_all_parts(output, &mut parts)
 }
 
-fn send_structured(output: &mut impl Write, cookie: u64, reply: &Reply) -> std::io::Result<()> {
-    match reply {
-        Reply::Done => send_chunk(output, cookie, true, chunk::NONE, &[], &[]),
-        Reply::Error(code) => {
-            // Error number, and a message of no length.
-            let head = [&(*code as u32).to_be_bytes()[..], &[0; 2]].concat();
-            send_chunk(output, cookie, true, chunk::ERROR, &head, &[])
-        }
-        Reply::Read(chunks) if chunks.is_empty() => {
-            send_chunk(output, cookie, true, chunk::NONE, &[], &[])
-        }
-        Reply::Read(chunks) => {
-            for (nth, part) in chunks.iter().enumerate() {
-                let is_last = nth + 1 == chunks.len();
-                match part {
-                    ReadChunk::Hole { offset, len } => {
-                        let head = [&offset.to_be_bytes()[..], &len.to_be_bytes()].concat();
-                        send_chunk(output, cookie, is_last, chunk::OFFSET_HOLE, &head, &[])?;
-                    }
-                    ReadChunk::Data { offset, pieces } => {
-                        let head = offset.to_be_bytes();
-                        send_chunk(output, cookie, is_last, chunk::OFFSET_DATA, &head, pieces)?;
-                    }
-                }
-            }
-            Ok(())
-        }
-        Reply::BlockStatus(runs) => {
-            let mut head = BASE_ALLOCATION_ID.to_be_bytes().to_vec();
-            for (len, is_hole) in runs {
-                head.extend(len.to_be_bytes());
-                head.extend(if *is_hole { STATE_HOLE_ZERO } else { 0 }.to_be_bytes());
-            }
-            send_chunk(output, cookie, true, chunk::BLOCK_STATUS, &head, &[])
-        }
-    }
+/// Writer of the chunks of a structured or extended reply.
+struct ChunkWriter<'w, W> {
+    output: &'w mut W,
+    headers: Headers,
+    cookie: u64,
+    /// Offset of the request.
+    offset: u64,
 }
 
-/// Writes a chunk of a structured reply.
-fn send_chunk(
-    output: &mut impl Write,
-    cookie: u64,
-    is_last: bool,
-    kind: u16,
-    head: &[u8],
-    pieces: &[PrivateBuffer],
-) -> std::io::Result<()> {
-    let len = head.len() + pieces.iter().map(|piece| piece.len()).sum::<usize>();
-    let mut header = vec![];
-    header.extend(wire::STRUCTURED_REPLY_MAGIC.to_be_bytes());
-    header.extend(if is_last { chunk::DONE } else { 0 }.to_be_bytes());
-    header.extend(kind.to_be_bytes());
-    header.extend(cookie.to_be_bytes());
-    header.extend((len as u32).to_be_bytes());
-    header.extend(head);
-    let mut parts = vec![IoSlice::new(&header)];
-    parts.extend(pieces.iter().map(|piece| IoSlice::new(piece)));
-    wire::write_all_parts(output, &mut parts)
+impl<W: Write> ChunkWriter<'_, W> {
+    fn send_reply(mut self, reply: &Reply) -> std::io::Result<()> {
+        match reply {
+            Reply::Done => self.send_chunk(true, chunk::NONE, &[], &[]),
+            Reply::Error(code) => {
+                // Error number, and a message of no length.
+                let head = [&(*code as u32).to_be_bytes()[..], &[0; 2]].concat();
+                self.send_chunk(true, chunk::ERROR, &head, &[])
+            }
+            Reply::Read(chunks) if chunks.is_empty() => {
+                self.send_chunk(true, chunk::NONE, &[], &[])
+            }
+            Reply::Read(chunks) => {
+                for (nth, part) in chunks.iter().enumerate() {
+                    let is_last = nth + 1 == chunks.len();
+                    match part {
+                        ReadChunk::Hole { offset, len } => {
+                            let len = (*len as u32).to_be_bytes();
+                            let head = [&offset.to_be_bytes()[..], &len].concat();
+                            self.send_chunk(is_last, chunk::OFFSET_HOLE, &head, &[])?;
+                        }
+                        ReadChunk::Data { offset, pieces } => {
+                            let head = offset.to_be_bytes();
+                            self.send_chunk(is_last, chunk::OFFSET_DATA, &head, pieces)?;
+                        }
+                    }
+                }
+                Ok(())
+            }
+            Reply::BlockStatus(runs) => {
+                let is_extended = self.headers == Headers::Extended;
+                let mut head = BASE_ALLOCATION_ID.to_be_bytes().to_vec();
+                if is_extended {
+                    head.extend((runs.len() as u32).to_be_bytes());
+                }
+                for (len, is_hole) in runs {
+                    let state = if *is_hole { STATE_HOLE_ZERO } else { 0 };
+                    if is_extended {
+                        head.extend(len.to_be_bytes());
+                        head.extend(u64::from(state).to_be_bytes());
+                    } else {
+                        head.extend((*len as u32).to_be_bytes());
+                        head.extend(state.to_be_bytes());
+                    }
+                }
+                let kind = if is_extended { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
+                self.send_chunk(true, kind, &head, &[])
+            }
+        }
+    }
+
+    fn send_chunk(
+        &mut self,
+        is_last: bool,
+        kind: u16,
+        head: &[u8],
+        pieces: &[PrivateBuffer],
+    ) -> std::io::Result<()> {
+        let len = head.len() + pieces.iter().map(|piece| piece.len()).sum::<usize>();
+        let is_extended = self.headers == Headers::Extended;
+        let magic =
+            if is_extended { wire::EXTENDED_REPLY_MAGIC } else { wire::STRUCTURED_REPLY_MAGIC };
+        let mut header = vec![];
+        header.extend(magic.to_be_bytes());
+        header.extend(if is_last { chunk::DONE } else { 0 }.to_be_bytes());
+        header.extend(kind.to_be_bytes());
+        header.extend(self.cookie.to_be_bytes());
+        if is_extended {
+            header.extend(self.offset.to_be_bytes());
+            header.extend((len as u64).to_be_bytes());
+        } else {
+            header.extend((len as u32).to_be_bytes());
+        }
+        header.extend(head);
+        let mut parts = vec![IoSlice::new(&header)];
+        parts.extend(pieces.iter().map(|piece| IoSlice::new(piece)));
+        wire::write_all_parts(self.output, &mut parts)
+    }
 }

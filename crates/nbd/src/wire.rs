@@ -9,12 +9,18 @@ pub(crate) const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
 pub(crate) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 pub(crate) const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub(crate) const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+pub(crate) const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+pub(crate) const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 pub(crate) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// Maximum payload of a read or write: what clients assume of servers.
 pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
 /// Length of a request without its payload.
 pub(crate) const REQUEST_BYTES: usize = 28;
+/// Length of a request with extended headers, without its payload.
+pub(crate) const EXTENDED_REQUEST_BYTES: usize = 32;
+/// Length of the payload of BLOCK_STATUS that names one metadata context.
+pub(crate) const STATUS_PAYLOAD_BYTES: u32 = 12;
 /// Maximum length of a string.
 pub(crate) const MAX_STRING_BYTES: usize = 4096;
 
@@ -35,6 +41,7 @@ pub(crate) mod flag {
     pub(crate) const CAN_MULTI_CONN: u16 = 1 << 8;
     pub(crate) const SEND_CACHE: u16 = 1 << 10;
     pub(crate) const SEND_FAST_ZERO: u16 = 1 << 11;
+    pub(crate) const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 }
 
 /// Options.
@@ -42,11 +49,13 @@ pub(crate) mod opt {
     pub(crate) const EXPORT_NAME: u32 = 1;
     pub(crate) const ABORT: u32 = 2;
     pub(crate) const LIST: u32 = 3;
+    pub(crate) const STARTTLS: u32 = 5;
     pub(crate) const INFO: u32 = 6;
     pub(crate) const GO: u32 = 7;
     pub(crate) const STRUCTURED_REPLY: u32 = 8;
     pub(crate) const LIST_META_CONTEXT: u32 = 9;
     pub(crate) const SET_META_CONTEXT: u32 = 10;
+    pub(crate) const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Replies to options.
@@ -56,8 +65,11 @@ pub(crate) mod rep {
     pub(crate) const INFO: u32 = 3;
     pub(crate) const META_CONTEXT: u32 = 4;
     pub(crate) const ERR_UNSUP: u32 = (1 << 31) + 1;
+    pub(crate) const ERR_POLICY: u32 = (1 << 31) + 2;
     pub(crate) const ERR_INVALID: u32 = (1 << 31) + 3;
+    pub(crate) const ERR_TLS_REQD: u32 = (1 << 31) + 5;
     pub(crate) const ERR_UNKNOWN: u32 = (1 << 31) + 6;
+    pub(crate) const ERR_EXT_HEADER_REQD: u32 = (1 << 31) + 10;
 }
 
 /// Kinds of information about an export.
@@ -87,6 +99,7 @@ pub(crate) mod cmd_flag {
     pub(crate) const DF: u16 = 1 << 2;
     pub(crate) const REQ_ONE: u16 = 1 << 3;
     pub(crate) const FAST_ZERO: u16 = 1 << 4;
+    pub(crate) const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// Types of structured reply chunks, and the flag of the last chunk.
@@ -96,6 +109,7 @@ pub(crate) mod chunk {
     pub(crate) const OFFSET_DATA: u16 = 1;
     pub(crate) const OFFSET_HOLE: u16 = 2;
     pub(crate) const BLOCK_STATUS: u16 = 5;
+    pub(crate) const BLOCK_STATUS_EXT: u16 = 6;
     pub(crate) const ERROR: u16 = (1 << 15) + 1;
 }
 
@@ -114,6 +128,19 @@ pub(crate) enum ErrorCode {
     Inval = 22,
     NoSpc = 28,
     NotSup = 95,
+    Shutdown = 108,
+}
+
+/// Form of the headers in the transmission phase.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Headers {
+    /// Compact requests and simple replies.
+    #[default]
+    Simple,
+    /// Compact requests; replies with contents are structured.
+    Structured,
+    /// Extended requests and replies.
+    Extended,
 }
 
 /// A request, without its payload.
@@ -123,7 +150,10 @@ pub(crate) struct Request {
     pub(crate) command: u16,
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
-    pub(crate) len: u32,
+    /// Bytes of the export that the request is about.
+    pub(crate) len: u64,
+    /// Bytes that follow the header.
+    pub(crate) payload_len: u64,
 }
 
 impl Request {
@@ -131,18 +161,21 @@ impl Request {
     ///
     /// # Errors
     /// The magic number is wrong.
-    pub(crate) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, ConnectionError> {
+    pub(crate) fn decode(bytes: &[u8], headers: Headers) -> Result<Self, ConnectionError> {
         let mut fields = Fields(bytes);
         let decoded = (|| {
             let magic = fields.u32()?;
-            let request = Self {
-                flags: fields.u16()?,
-                command: fields.u16()?,
-                cookie: fields.u64()?,
-                offset: fields.u64()?,
-                len: fields.u32()?,
+            let (flags, command) = (fields.u16()?, fields.u16()?);
+            let (cookie, offset) = (fields.u64()?, fields.u64()?);
+            let (wanted, len, has_payload) = match headers {
+                Headers::Extended => {
+                    (EXTENDED_REQUEST_MAGIC, fields.u64()?, flags & cmd_flag::PAYLOAD_LEN != 0)
+                }
+                _ => (REQUEST_MAGIC, fields.u32()?.into(), command == cmd::WRITE),
             };
-            (magic == REQUEST_MAGIC).then_some(request)
+            let payload_len = if has_payload { len } else { 0 };
+            let request = Self { flags, command, cookie, offset, len, payload_len };
+            (magic == wanted).then_some(request)
         })();
         decoded.ok_or(ConnectionError::Protocol("a request without the magic number"))
     }

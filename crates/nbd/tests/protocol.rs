@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use draconis_device::{Disk, Error, MemoryDisk, Properties, Random, Ticket};
-use draconis_nbd::{Connection, Export, MAX_OPTIONS};
+use draconis_nbd::{CloneSource, Connection, Export, MAX_OPTIONS};
 use parking_lot::Mutex;
 
 const DISK_BYTES: usize = 1 << 20;
@@ -185,7 +185,7 @@ fn every_option_is_answered() {
     let names: Vec<_> = list.iter().map(|(kind, data)| (*kind, data.get(4..))).collect();
     assert_eq!(names, [(2, Some(&b"disk"[..])), (2, Some(b"b")), (ACK, None)]);
     assert_eq!(client.option(3, b"x")[0].0, ERR_INVALID);
-    for unsupported in [0, 4, 5, 11, 12, u32::MAX] {
+    for unsupported in [0, 4, 5, 12, u32::MAX] {
         assert_eq!(client.option(unsupported, b"data")[0].0, ERR_UNSUP, "{unsupported}");
     }
     // Metadata needs structured replies.
@@ -356,6 +356,61 @@ fn replies_are_sent_in_any_order_and_a_flush_covers_all_connections() {
     assert_eq!(other.simple_reply(), (0, flush));
     assert_eq!(other.leave(), Ok(()));
     assert_eq!(client.leave(), Ok(()));
+}
+
+/// Clones in memory, of which there can be two at a time.
+#[derive(Clone, Default)]
+struct TwoClones(Arc<()>);
+
+/// A clone, and its share in the count.
+struct CountedClone(MemoryDisk, #[allow(dead_code, reason = "counts")] Arc<()>);
+
+impl draconis_device::ForwardingDisk for CountedClone {
+    type Inner = MemoryDisk;
+
+    fn inner_disk(&self) -> &MemoryDisk {
+        &self.0
+    }
+}
+
+impl CloneSource for TwoClones {
+    fn create_clone(&self) -> Result<(String, Arc<dyn Disk>), String> {
+        // The test and the export hold one as well.
+        if Arc::strong_count(&self.0) >= 4 {
+            return Err("two are enough".into());
+        }
+        Ok(("a clone".into(), Arc::new(CountedClone(memory_disk(), self.0.clone()))))
+    }
+}
+
+#[test]
+fn each_connection_has_a_clone() {
+    let clones = TwoClones::default();
+    let base = Arc::new(ReadOnly(memory_disk()));
+    let export =
+        Export::with_clones("disk".into(), "the base".into(), base, Box::new(clones.clone()));
+    let exports: Arc<[Export]> = vec![export].into();
+    let mut one = Client::choose(&exports, false);
+    let mut two = Client::connect(&exports);
+    // INFO describes what GO gives, and makes nothing.
+    let about = [0, 0, 0, 0, 0, 1, 0, 2];
+    let (info, go) = (two.option(6, &about), two.option(GO, &about));
+    assert_eq!((&info[0], &info[2].1[2..]), (&go[0], &b"the base"[..]));
+    assert_eq!(go[2].1[2..], *b"a clone");
+    let flags = u16::from_be_bytes([go[0].1[10], go[0].1[11]]);
+    assert_eq!(flags & (1 << 1 | 1 << 8), 0, "neither read-only nor for many connections");
+    assert_eq!(one.call(WRITE, 0, 0, 4, b"abcd"), 0);
+    assert_eq!(two.read(0, 4), [0; 4]);
+    assert_eq!(one.read(0, 4), b"abcd");
+    // The third client is told why it gets none, and may go on.
+    let mut three = Client::connect(&exports);
+    let told = three.option(GO, &[0; 6]);
+    assert_eq!(told[0].0, 0x8000_0002);
+    assert!(told[0].1.ends_with(b"two are enough"));
+    assert_eq!(one.leave(), Ok(()));
+    assert_eq!(three.option(GO, &[0; 6]).last().unwrap().0, ACK);
+    assert_eq!((two.leave(), three.hang_up()), (Ok(()), Ok(())));
+    assert_eq!(Arc::strong_count(&clones.0), 2);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod lock;
 mod snapshot;
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use draconis_device::Disk;
@@ -66,6 +67,8 @@ pub struct Store {
     pub(crate) kept_bytes: Mutex<u64>,
     /// Held by operations that change parents of objects.
     pub(crate) lineage: Mutex<()>,
+    /// False once no record of a pending deletion is left. Changes under `lineage`.
+    pub(crate) has_pending_deletes: AtomicBool,
 }
 
 /// Object id of an open disk: each request holds a read lock on it.
@@ -106,6 +109,7 @@ impl Store {
             open: Mutex::default(),
             kept_bytes: Mutex::default(),
             lineage: Mutex::default(),
+            has_pending_deletes: AtomicBool::new(true),
             flusher: Mutex::default(),
             flushed: Condvar::new(),
         }))

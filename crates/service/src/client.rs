@@ -60,6 +60,11 @@ impl RuntimeDir {
         self.0.join("keepers")
     }
 
+    /// Returns the directory of the status sockets of exports.
+    pub(crate) fn export_sockets(&self) -> PathBuf {
+        self.0.join("exports")
+    }
+
     /// Returns the directory of the store keepers' sockets.
     pub(crate) fn store_sockets(&self) -> PathBuf {
         self.0.join("stores")

@@ -16,6 +16,7 @@ mod claimed_volume;
 pub mod client;
 mod connection;
 mod disk;
+pub mod export_status;
 mod identity;
 pub mod keeper;
 mod loop_device;

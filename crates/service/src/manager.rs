@@ -229,7 +229,7 @@ impl Manager {
             asked.into_iter().flat_map(|asked| asked.join().unwrap_or_default()).collect()
         });
         let lost = self.lost.lock().clone();
-        Status { manager_pid: Some(std::process::id()), mounts, lost, dead: vec![] }
+        Status { manager_pid: Some(std::process::id()), mounts, lost, ..Status::default() }
     }
 
     /// Upgrades all mounts to `program`, one after the other.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::export_status::ExportProcess;
 use crate::options::MountOptions;
 
 use crate::sandbox::Confinement;
@@ -123,6 +124,9 @@ pub struct Status {
     /// Mounts in place without a manager or server.
     #[serde(default)]
     pub dead: Vec<LostMount>,
+    /// Processes that export disks. The manager does not know them.
+    #[serde(default)]
+    pub exports: Vec<ExportProcess>,
 }
 
 /// A mount that ended unrequested.

@@ -109,14 +109,15 @@ impl Listener {
     }
 
     /// Returns the URI of an export.
-    pub fn uri(&self, export: &str) -> String {
+    pub fn uri(&self, export: &str, is_tls: bool) -> String {
         let export = percent_encode(export.as_bytes());
+        let scheme = if is_tls { "nbds" } else { "nbd" };
         match &self.address {
             ListenAddress::Unix(path) => {
                 let path = percent_encode(path.as_os_str().as_encoded_bytes());
-                format!("nbd+unix:///{export}?socket={path}")
+                format!("{scheme}+unix:///{export}?socket={path}")
             }
-            ListenAddress::Tcp(address) => format!("nbd://{address}/{export}"),
+            ListenAddress::Tcp(address) => format!("{scheme}://{address}/{export}"),
         }
     }
 }
@@ -163,6 +164,11 @@ impl Socket {
     /// Lets the client take any time from now on.
     pub fn clear_deadline(&self) {
         *self.deadline.lock() = None;
+    }
+
+    /// Gives the client time until `deadline`.
+    pub fn set_deadline(&self, deadline: Instant) {
+        *self.deadline.lock() = Some(deadline);
     }
 
     /// Ends the reading of requests, or with [`Shutdown::Both`] also of replies that are being sent.
@@ -251,7 +257,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a socket?");
         let listener = Listener::bind(&ListenAddress::Unix(path.clone())).unwrap();
-        let uri = listener.uri("vm 1");
+        let uri = listener.uri("vm 1", false);
         assert!(uri.starts_with("nbd+unix:///vm%201?socket=/") && uri.ends_with("/a%20socket%3F"));
         assert!(Listener::bind(&ListenAddress::Unix(path.clone())).is_err(), "it is in use");
         drop(listener);

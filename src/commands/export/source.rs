@@ -6,12 +6,14 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
+use clap::ValueEnum;
 use draconis_access::destination::refuse_output;
 use draconis_container::{OpenedImage, SessionDisk};
 use draconis_device::{Disk, SubDisk, find_partition};
 
-use crate::image::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk};
+use super::clones::Clones;
+use crate::image::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk, parse_disk_name};
 use crate::image::{self, BackingFiles, UnreadFile, UnreadImage, VolumeArgs};
 
 /// Images that are open and locked, but not yet read.
@@ -19,6 +21,38 @@ pub struct UnreadSources {
     stores: Vec<UnreadStore>,
     images: Vec<(PathBuf, UnreadSource)>,
     place: VolumeArgs,
+    clones: Option<CloneNames>,
+}
+
+/// Format of the images.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ImageFormat {
+    /// Detect it.
+    #[default]
+    Auto,
+    /// Export the bytes of the file as they are.
+    Raw,
+}
+
+/// Names of the clones of `--clone`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CloneNames {
+    /// Removed at disconnect.
+    Temporary,
+    /// Kept, as PREFIX-N.
+    Kept(String),
+}
+
+impl std::str::FromStr for CloneNames {
+    type Err = String;
+
+    fn from_str(prefix: &str) -> Result<Self, String> {
+        if prefix.is_empty() {
+            return Ok(Self::Temporary);
+        }
+        parse_disk_name(&format!("{prefix}-1"))?;
+        Ok(Self::Kept(prefix.to_owned()))
+    }
 }
 
 struct UnreadStore {
@@ -29,6 +63,7 @@ struct UnreadStore {
 enum UnreadSource {
     /// A disk in the store with this index.
     InStore(usize, StoreDiskName),
+    Raw(UnreadImage),
     Writable(UnreadImage, BackingFiles),
     ReadOnly(UnreadFile, BackingFiles),
 }
@@ -39,11 +74,20 @@ pub struct Source {
     pub disk: Arc<dyn Disk>,
     /// The same disk, if its file has to be closed cleanly.
     pub session: Option<Arc<dyn SessionDisk>>,
+    /// Clones of the disk, if each connection gets one.
+    pub clones: Option<Arc<Clones>>,
 }
 
 impl UnreadSources {
     /// Opens and locks `images`: exclusively, or shared if `read_only` or if they can only be read.
-    pub fn open(images: &[PathBuf], place: &VolumeArgs, read_only: bool) -> anyhow::Result<Self> {
+    /// With `clones` the images must be disks or snapshots in stores.
+    pub fn open(
+        images: &[PathBuf],
+        place: &VolumeArgs,
+        read_only: bool,
+        format: ImageFormat,
+        clones: Option<CloneNames>,
+    ) -> anyhow::Result<Self> {
         let is_located =
             place.offset.is_some() || place.partition.is_some() || !place.backing.is_empty();
         ensure!(
@@ -51,7 +95,13 @@ impl UnreadSources {
             "--offset, --partition and --backing are for one image; export the others by another \
              command"
         );
-        let mut sources = Self { stores: vec![], images: vec![], place: place.clone() };
+        if clones.is_some() {
+            ensure!(
+                !is_located,
+                "--clone exports whole disks, without --offset, --partition, --backing"
+            );
+        }
+        let mut sources = Self { stores: vec![], images: vec![], place: place.clone(), clones };
         let names = images.iter().map(|image| image::parse_store_disk(image));
         let names = names.collect::<anyhow::Result<Vec<_>>>()?;
         for (path, name) in images.iter().zip(&names) {
@@ -60,10 +110,25 @@ impl UnreadSources {
                     let writes = |it: &&StoreDiskName| {
                         it.store == name.store && !it.is_snapshot() && !read_only
                     };
-                    let written = names.iter().flatten().find(writes);
-                    let store = sources.open_store(name, written)?;
+                    let written = names.iter().flatten().find(writes).cloned();
+                    // The store is written to also for clones of a snapshot.
+                    let disk = || name.name.split('@').next().unwrap_or_default().to_owned();
+                    let cloned = sources
+                        .clones
+                        .is_some()
+                        .then(|| StoreDiskName { store: name.store.clone(), name: disk() });
+                    let store = sources.open_store(name, cloned.or(written).as_ref())?;
                     UnreadSource::InStore(store, name.clone())
                 }
+                None if sources.clones.is_some() => bail!(
+                    "{0}: --clone needs a disk in a store; draconis store put STORE NAME {0} puts a \
+                     raw image into one",
+                    path.display()
+                ),
+                None if format == ImageFormat::Raw => UnreadSource::Raw(match read_only {
+                    true => image::open_readable(path)?,
+                    false => open_writable(path)?,
+                }),
                 None => open_image(path, place, read_only)?,
             };
             sources.images.push((path.clone(), source));
@@ -93,13 +158,26 @@ impl UnreadSources {
     pub fn start(self) -> anyhow::Result<Vec<Source>> {
         let stores = self.stores.into_iter().map(|store| store.opened.open());
         let stores = stores.collect::<anyhow::Result<Vec<OpenStoreDisk>>>()?;
-        let place = self.place;
+        let (place, clone_names) = (self.place, self.clones);
         let images = self.images.into_iter().map(|(image, source)| {
+            let mut clones = None;
             let opened = match source {
-                UnreadSource::InStore(store, name) => {
+                UnreadSource::InStore(store, mut name) => {
                     let store = stores.get(store).context("a store that was opened")?;
+                    if let Some(names) = &clone_names {
+                        let keep_as = match names {
+                            CloneNames::Temporary => None,
+                            CloneNames::Kept(prefix) => Some(&**prefix),
+                        };
+                        let made = Clones::prepare(store.other_disk(&name), &name, keep_as)?;
+                        name = made.base().clone();
+                        clones = Some(made);
+                    }
                     let disk = store.other_disk(&name).disk()?;
                     OpenedImage { disk, format: None, session: None }
+                }
+                UnreadSource::Raw(file) => {
+                    OpenedImage { disk: file.into_disk()?, format: None, session: None }
                 }
                 UnreadSource::Writable(file, behind) => {
                     let random = RandomState::new().build_hasher().finish();
@@ -115,7 +193,7 @@ impl UnreadSources {
             };
             let OpenedImage { disk, session, .. } = opened;
             let disk = select(disk, &place).with_context(|| image.display().to_string())?;
-            Ok(Source { image, disk, session })
+            Ok(Source { image, disk, session, clones })
         });
         images.collect()
     }
@@ -131,12 +209,15 @@ fn open_image(image: &Path, place: &VolumeArgs, read_only: bool) -> anyhow::Resu
     }
     // The lock of a writer excludes this reader's.
     drop(file);
-    let file = match image::open_writable(image)? {
+    Ok(UnreadSource::Writable(open_writable(image)?, behind))
+}
+
+fn open_writable(image: &Path) -> anyhow::Result<UnreadImage> {
+    Ok(match image::open_writable(image)? {
         // TRIM returns space to the file system.
         UnreadImage::File(file) => UnreadImage::File(file.with_discards()),
         other => other,
-    };
-    Ok(UnreadSource::Writable(file, behind))
+    })
 }
 
 /// Returns the part of a disk that the options name.

@@ -14,7 +14,7 @@ use draconis_service::store_process::DiskCommand;
 
 use super::open::{close_store, open_writable, with_context};
 use crate::bucket;
-use crate::image::store_disk::parse_disk_name;
+use crate::image::store_disk::parse_existing_disk_name;
 
 /// A disk or snapshot argument: STORE#DISK, STORE#DISK@SNAPSHOT.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,14 +36,14 @@ impl StoreDiskArg {
         let (store, name) = bytes.split_at(hash);
         let name = std::str::from_utf8(name.get(1..).unwrap_or_default()).map_err(|_| wrong())?;
         let (disk, snapshot) = match name.split_once('@') {
-            Some((disk, snapshot)) => (disk, Some(parse_disk_name(snapshot)?)),
+            Some((disk, snapshot)) => (disk, Some(parse_existing_disk_name(snapshot)?)),
             None => (name, None),
         };
         if store.is_empty() {
             return Err(wrong());
         }
         let store = PathBuf::from(OsStr::from_bytes(store));
-        Ok(Self { store, disk: parse_disk_name(disk)?, snapshot })
+        Ok(Self { store, disk: parse_existing_disk_name(disk)?, snapshot })
     }
 
     /// Returns the name in the store.

@@ -17,11 +17,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::disk::fork::{JoinTarget, count_own_bytes};
 use crate::entry::ObjectRecord;
 use crate::store::CurrentObject;
-use crate::{Error, Group, ObjectDisk, ObjectId, Result, Store};
+use crate::{Error, Group, ObjectDisk, ObjectId, Result, Store, Ticket};
 
 /// Separator between the name of a disk and that of its snapshot.
 pub const SNAPSHOT_SEPARATOR: u8 = b'@';
@@ -66,14 +67,7 @@ impl DiskTree {
 
     fn id(&self, name: &[u8]) -> Result<ObjectId> {
         let id = self.names.get(name).filter(|id| self.records.contains_key(*id));
-        id.copied().ok_or_else(|| match separator_position(name) {
-            Some(at) => Error::Disk(format!(
-                "the disk {} has no snapshot {}",
-                escape_name(name.get(..at).unwrap_or_default()),
-                escape_name(name.get(at.saturating_add(1)..).unwrap_or_default())
-            )),
-            None => Error::Disk(format!("the store has no disk {}", escape_name(name))),
-        })
+        id.copied().ok_or_else(|| no_disk_error(name))
     }
 
     fn names_of(&self, id: ObjectId) -> Vec<Vec<u8>> {
@@ -99,10 +93,25 @@ impl DiskTree {
 
     fn check_name_free(&self, name: &[u8]) -> Result<()> {
         match self.names.contains_key(name) {
-            true => Err(Error::Disk(format!("{} is there already", escape_name(name)))),
+            true => Err(name_taken_error(name)),
             false => Ok(()),
         }
     }
+}
+
+fn no_disk_error(name: &[u8]) -> Error {
+    match separator_position(name) {
+        Some(at) => Error::Disk(format!(
+            "the disk {} has no snapshot {}",
+            escape_name(name.get(..at).unwrap_or_default()),
+            escape_name(name.get(at.saturating_add(1)..).unwrap_or_default())
+        )),
+        None => Error::Disk(format!("the store has no disk {}", escape_name(name))),
+    }
+}
+
+fn name_taken_error(name: &[u8]) -> Error {
+    Error::Disk(format!("{} is there already", escape_name(name)))
 }
 
 fn separator_position(name: &[u8]) -> Option<usize> {
@@ -188,24 +197,34 @@ impl Store {
     /// # Errors
     /// As [`Store::take_snapshot`].
     pub fn clone_disk(self: &Arc<Self>, of: &[u8], disk: &[u8]) -> Result<()> {
+        self.wait(self.submit_clone(of, disk)?)
+    }
+
+    /// [`Store::clone_disk`] without the wait: the ticket says when the clone is durable.
+    ///
+    /// # Errors
+    /// As [`Store::take_snapshot`].
+    pub fn submit_clone(self: &Arc<Self>, of: &[u8], disk: &[u8]) -> Result<Ticket> {
         let _alone = self.lineage.lock();
         self.finish_pending_deletes()?;
-        let family = DiskTree::read(self)?;
-        family.check_name_free(disk)?;
         if is_snapshot(disk) {
             return Err(Error::Disk("a clone is a disk, and has a name without @".into()));
         }
-        let id = family.id(of)?;
+        if self.find_named_object(disk)?.is_some() {
+            return Err(name_taken_error(disk));
+        }
+        let id = self.find_named_object(of)?.ok_or_else(|| no_disk_error(of))?;
         let mut group = Group::new();
         let mut goes_on = id;
         if !is_snapshot(of) {
             let snapshot = snapshot_name(of, disk)?;
+            let family = DiskTree::read(self)?;
             family.check_name_free(&snapshot)?;
             goes_on = snapshot_object(&mut group, &family, self, id, &snapshot);
         }
         let new = group.fork(self.new_object(), id);
         group.set_name(disk, new);
-        self.with_disks_locked(id, goes_on, || self.submit_and_wait(group))
+        self.with_disks_locked(id, goes_on, || self.submit_group(group))
     }
 
     /// Rolls a disk back to a snapshot. Later changes are lost; later snapshots stay.
@@ -233,12 +252,26 @@ impl Store {
     /// # Errors
     /// [`Error::Disk`] if it is open, has snapshots or has two children: with their names.
     pub fn remove_disk(self: &Arc<Self>, name: &[u8], with_snapshots: bool) -> Result<()> {
+        let removed = self.submit_removal(name, with_snapshots)?;
+        removed.map_or(Ok(()), |ticket| self.wait(ticket))
+    }
+
+    /// [`Store::remove_disk`] without the wait: the ticket says when the removal is durable. `None`
+    /// if it is so already.
+    ///
+    /// # Errors
+    /// As [`Store::remove_disk`].
+    pub fn submit_removal(
+        self: &Arc<Self>,
+        name: &[u8],
+        with_snapshots: bool,
+    ) -> Result<Option<Ticket>> {
         let _alone = self.lineage.lock();
         self.finish_pending_deletes()?;
         let family = DiskTree::read(self)?;
         let id = family.id(name)?;
         if is_snapshot(name) {
-            return self.remove_snapshot(&family, id, name);
+            return self.remove_snapshot(&family, id, name).map(|()| None);
         }
         self.check_not_open(id, name)?;
         let mut snapshots = family.snapshots_of(name);
@@ -280,7 +313,7 @@ impl Store {
             group.delete(id);
             family.names_of(id).iter().for_each(|name| group.remove_name(name));
         }
-        self.submit_and_wait(group)
+        self.submit_group(group).map(Some)
     }
 
     fn remove_snapshot(
@@ -303,6 +336,7 @@ impl Store {
                 self.submit_and_wait(group)
             }
             1 => {
+                self.has_pending_deletes.store(true, Ordering::Relaxed);
                 let ticket = self.with_core(|core| core.mark_pending_delete(id, name))?;
                 self.wait(ticket)?;
                 self.finish_pending_deletes()
@@ -320,10 +354,14 @@ impl Store {
     /// # Errors
     /// [`Error::NoSpace`]; errors of reading and writing.
     fn finish_pending_deletes(self: &Arc<Self>) -> Result<()> {
-        loop {
+        // Reading all names would make clones cost more the more there are.
+        while self.has_pending_deletes.load(Ordering::Relaxed) {
             let family = DiskTree::read(self)?;
             let leaving = family.records.iter().find(|(_, record)| record.is_pending_delete);
-            let Some((&parent, _)) = leaving else { return Ok(()) };
+            let Some((&parent, _)) = leaving else {
+                self.has_pending_deletes.store(false, Ordering::Relaxed);
+                break;
+            };
             let [child] = family.children_of(parent)[..] else {
                 return Err(Error::Corrupt {
                     what: "a removed object that not one is over",
@@ -332,6 +370,7 @@ impl Store {
             };
             self.join_parent_and_child(&family, parent, child)?;
         }
+        Ok(())
     }
 
     fn join_parent_and_child(
@@ -382,17 +421,17 @@ impl Store {
 
     /// Runs `act` while the disks of an object have no reader and no writer, then switches them to
     /// `to`.
-    fn with_disks_locked(
+    fn with_disks_locked<T>(
         &self,
         id: ObjectId,
         to: ObjectId,
-        act: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
+        act: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let open = self.open_disks_of(id);
         let mut held: Vec<_> = open.iter().map(|place| place.write()).collect();
-        act()?;
+        let done = act()?;
         held.iter_mut().for_each(|place| **place = to);
-        Ok(())
+        Ok(done)
     }
 
     fn check_not_open(&self, id: ObjectId, name: &[u8]) -> Result<()> {
@@ -409,9 +448,12 @@ impl Store {
         places.filter(|place| *place.read() == id).collect()
     }
 
+    fn submit_group(&self, group: Group) -> Result<Ticket> {
+        self.submit(group, &[]).map_err(|refused| refused.error)
+    }
+
     fn submit_and_wait(&self, group: Group) -> Result<()> {
-        let ticket = self.submit(group, &[]).map_err(|refused| refused.error)?;
-        self.wait(ticket)
+        self.wait(self.submit_group(group)?)
     }
 }
 

@@ -1,0 +1,125 @@
+//! Status of exports: each exporting process answers at a socket of its own.
+//!
+//! ```text
+//!   draconis export ── binds RUNTIME/exports/PID.sock ─ confines itself ─ sends JSON to who connects
+//!                      may serve the command of --run at RUNTIME/exports/PID.nbd
+//!   draconis status ── connects to all of them ── removes the sockets of dead processes
+//! ```
+//!
+//! Law: status is never a reason for an export to fail.
+
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::client::RuntimeDir;
+use crate::sandbox::Confinement;
+
+/// Timeout of an exporting process.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum length of a reply, in bytes.
+const MAX_REPLY_BYTES: u64 = 16 << 20;
+
+/// State of a process that exports disks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExportProcess {
+    /// Process id.
+    pub pid: u32,
+    /// Its disks.
+    pub exports: Vec<ExportStatus>,
+    /// Its sandbox.
+    pub sandbox: Confinement,
+    /// Reason if it does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// State of an exported disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExportStatus {
+    /// Name for clients; the default export may have none.
+    pub name: String,
+    /// The image.
+    pub image: String,
+    /// Length of the disk, in bytes.
+    pub size_bytes: u64,
+    /// True if clients cannot write.
+    pub read_only: bool,
+    /// Addresses for clients.
+    pub uris: Vec<String>,
+    /// Clients that use the disk now.
+    pub clients: u64,
+    /// Requests since the start.
+    pub requests: u64,
+    /// Bytes that clients have read.
+    pub read_bytes: u64,
+    /// Bytes that clients have written.
+    pub written_bytes: u64,
+    /// Clones that clients use now.
+    pub clones: Vec<String>,
+    /// The latest error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+/// Creates the directory of the sockets, and returns the path of this process's socket.
+///
+/// # Errors
+/// The system's error.
+pub fn own_socket(directory: &RuntimeDir) -> std::io::Result<PathBuf> {
+    let sockets = directory.export_sockets();
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&sockets)?;
+    Ok(sockets.join(format!("{}.sock", std::process::id())))
+}
+
+/// Returns the state of all exporting processes, in order of their ids.
+///
+/// # Errors
+/// The error of reading the directory.
+pub fn list_exports(directory: &RuntimeDir) -> std::io::Result<Vec<ExportProcess>> {
+    let names = match std::fs::read_dir(directory.export_sockets()) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
+        names => names?,
+    };
+    let mut processes = vec![];
+    for name in names {
+        let path = name?.path();
+        if path.extension() != Some("sock".as_ref()) {
+            continue;
+        }
+        let stem = path.file_stem().and_then(|stem| stem.to_str());
+        let Some(pid) = stem.and_then(|stem| stem.parse().ok()) else { continue };
+        processes.extend(query(&path, pid));
+    }
+    processes.sort_by_key(|process| process.pid);
+    Ok(processes)
+}
+
+/// Asks a process; `None` if it is dead.
+fn query(path: &Path, pid: u32) -> Option<ExportProcess> {
+    let answer = || {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+        let mut text = vec![];
+        stream.take(MAX_REPLY_BYTES).read_to_end(&mut text)?;
+        Ok(serde_json::from_slice(&text)?)
+    };
+    match answer() {
+        Ok(process) => Some(process),
+        Err(error) => {
+            let error: std::io::Error = error;
+            if error.kind() == ErrorKind::ConnectionRefused {
+                // A confined process cannot remove its socket at its end.
+                let _ = std::fs::remove_file(path);
+                let _ = std::fs::remove_file(path.with_extension("nbd"));
+                return None;
+            }
+            let why = Some(format!("it does not answer: {}", crate::error_text(&error)));
+            Some(ExportProcess { pid, why, ..ExportProcess::default() })
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Clones of disks in stores: one for each connection.
+//!
+//! ```text
+//!   STORE#NAME ──snapshot at the start──▶ NAME@~base ──▶ NAME~1, NAME~2, ..  removed at disconnect
+//!                                         NAME@PREFIX ──▶ PREFIX-1, PREFIX-2, ..  kept
+//!   STORE#NAME@SNAPSHOT ───────────────────────────────▶ the same
+//! ```
+//!
+//! Law 1: only an export creates names with `~`, and it has the store alone. Such names at its start
+//! are left over from an export that was killed, and are removed.
+//! Law 2: a clone takes constant time and space. Neither it nor its removal waits for the disk: a
+//! flush of the client makes the clone durable, too.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Context;
+use draconis_access::store_disk::EXPORT_CLONE_MARK;
+use draconis_device::{Disk, ForwardingDisk};
+use draconis_nbd::CloneSource;
+use draconis_service::store_process::DiskCommand;
+
+use crate::image::store_disk::{OpenStoreDisk, StoreDiskName};
+use crate::report;
+
+/// Name of the snapshot that an export takes for clones that it removes.
+const BASE_SNAPSHOT: &str = "~base";
+
+/// Clones of one disk or snapshot.
+pub struct Clones {
+    store: OpenStoreDisk,
+    /// Snapshot below the clones.
+    base: StoreDiskName,
+    /// Prefix of the names, up to the number.
+    prefix: String,
+    keeps: bool,
+    /// True if `base` is a snapshot of the export's own.
+    takes_snapshot: bool,
+    /// Number of the first clone, and of the next one.
+    first: u64,
+    next: AtomicU64,
+}
+
+impl Clones {
+    /// Prepares clones of `of`, which are kept as `keep_as-N`, or removed if that is `None`.
+    pub fn prepare(
+        store: OpenStoreDisk,
+        of: &StoreDiskName,
+        keep_as: Option<&str>,
+    ) -> anyhow::Result<Arc<Self>> {
+        let disk = of.name.split('@').next().unwrap_or_default();
+        let prefix = match keep_as {
+            Some(prefix) => format!("{prefix}-"),
+            None => format!("{disk}{EXPORT_CLONE_MARK}"),
+        };
+        remove_leftovers(&store, of, disk)?;
+        let number = |name: &String| {
+            let name = name.rsplit('@').next().unwrap_or_default();
+            name.strip_prefix(&prefix)?.parse::<u64>().ok()
+        };
+        let first = store.list_names()?.iter().filter_map(number).max().unwrap_or(0) + 1;
+        let mut base = of.clone();
+        let takes_snapshot = !of.is_snapshot();
+        if takes_snapshot {
+            let snapshot = keep_as.map_or(BASE_SNAPSHOT.into(), |_| format!("{prefix}{first}"));
+            base.name = format!("{disk}@{snapshot}");
+            let take = DiskCommand::Snapshot { disk: disk.to_owned(), snapshot };
+            store.execute(&take).with_context(|| format!("{of}: no snapshot"))?;
+        }
+        let next = AtomicU64::new(first);
+        let keeps = keep_as.is_some();
+        Ok(Arc::new(Self { store, base, prefix, keeps, takes_snapshot, first, next }))
+    }
+
+    /// Returns the snapshot below the clones.
+    pub fn base(&self) -> &StoreDiskName {
+        &self.base
+    }
+
+    /// Returns the names of the clones, with N for the number.
+    pub fn pattern(&self) -> String {
+        format!("{}#{}N", self.base.store.display(), self.prefix)
+    }
+
+    /// Removes the snapshot of the export, unless clones over it are kept. No clone may be in use.
+    pub fn close(&self) -> anyhow::Result<()> {
+        let is_needed = self.keeps && self.next.load(Ordering::Relaxed) > self.first;
+        if !self.takes_snapshot || is_needed {
+            return Ok(());
+        }
+        let name = self.base.name.clone();
+        self.store.execute(&DiskCommand::Remove { name, with_snapshots: false })
+    }
+
+    /// Creates a clone, and opens its disk.
+    fn create(self: &Arc<Self>) -> anyhow::Result<CloneDisk> {
+        let name = format!("{}{}", self.prefix, self.next.fetch_add(1, Ordering::Relaxed));
+        let clone = self.store.other_disk(&self.base).clone_as(&name)?;
+        // From here on the clone goes when it is dropped.
+        let end = CloneEnd { clones: self.clone(), name };
+        Ok(CloneDisk { disk: clone.disk()?, end })
+    }
+}
+
+/// Removes the clones and the snapshot of an export that was killed.
+fn remove_leftovers(store: &OpenStoreDisk, of: &StoreDiskName, disk: &str) -> anyhow::Result<()> {
+    let names = store.list_names()?;
+    let is_clone = |name: &&String| {
+        let number = name.strip_prefix(disk).and_then(|rest| rest.strip_prefix(EXPORT_CLONE_MARK));
+        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let base = format!("{disk}@{BASE_SNAPSHOT}");
+    let clones: Vec<&String> = names.iter().filter(is_clone).collect();
+    for name in clones.iter().copied().chain(names.iter().filter(|name| **name == base)) {
+        let remove = DiskCommand::Remove { name: name.clone(), with_snapshots: false };
+        store.execute(&remove).with_context(|| {
+            format!("{}#{name} is left over from an export that was killed", of.store.display())
+        })?;
+    }
+    if !clones.is_empty() {
+        let text = format!(
+            "{of}: removed {} clones of an export that was killed: their clients are gone",
+            clones.len()
+        );
+        report::print_notes(&[text]);
+    }
+    Ok(())
+}
+
+/// [`Clones`], as the crate of the protocol calls them.
+pub struct SharedClones(pub Arc<Clones>);
+
+impl CloneSource for SharedClones {
+    fn create_clone(&self) -> Result<(String, Arc<dyn Disk>), String> {
+        let created = self.0.create().map_err(|error| format!("{error:#}"));
+        created.map(|disk| (disk.end.named().to_string(), Arc::new(disk) as Arc<dyn Disk>))
+    }
+}
+
+/// The disk of a clone.
+struct CloneDisk {
+    // A disk that is open cannot be removed: it is dropped first.
+    disk: Arc<dyn Disk>,
+    end: CloneEnd,
+}
+
+impl ForwardingDisk for CloneDisk {
+    type Inner = dyn Disk;
+
+    fn inner_disk(&self) -> &Self::Inner {
+        &*self.disk
+    }
+}
+
+/// Use of a clone. Dropping it removes the clone, unless clones are kept.
+struct CloneEnd {
+    clones: Arc<Clones>,
+    name: String,
+}
+
+impl CloneEnd {
+    fn named(&self) -> StoreDiskName {
+        StoreDiskName { store: self.clones.base.store.clone(), name: self.name.clone() }
+    }
+}
+
+impl Drop for CloneEnd {
+    fn drop(&mut self) {
+        if !self.clones.keeps
+            && let Err(error) = self.clones.store.other_disk(&self.named()).remove_soon()
+        {
+            log::warn!("the clone {} was not removed: {error:#}", self.named());
+        }
+    }
+}

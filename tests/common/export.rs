@@ -1,0 +1,176 @@
+//! Running exports, and clients for them.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use super::volume::run_e2fsck;
+use super::{Draconis, make_source_tree, mke2fs, report_skipped};
+
+/// A running export.
+pub struct Export {
+    pub child: Child,
+    /// What it printed when it was ready.
+    pub about: serde_json::Value,
+}
+
+impl Export {
+    pub fn start(command: Command, arguments: &[&str]) -> Self {
+        let mut export = Self::spawn(command, arguments);
+        let mut line = String::new();
+        BufReader::new(export.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        export.about = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{arguments:?}"));
+        export
+    }
+
+    pub fn spawn(mut command: Command, arguments: &[&str]) -> Self {
+        command.args(["export", "--json"]).args(arguments).stdout(Stdio::piped());
+        Self { child: command.spawn().unwrap(), about: serde_json::Value::Null }
+    }
+
+    /// Starts an export at the socket `name` below the directory.
+    pub fn at(draconis: &Draconis, name: &str, arguments: &[&str]) -> Self {
+        let socket = format!("unix:{}", draconis.path(name).display());
+        Self::start(draconis.command(), &[&["--nbd", &socket], arguments].concat())
+    }
+
+    pub fn uri(&self) -> &str {
+        self.about["exports"][0]["uris"][0].as_str().unwrap()
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Ends the export, which must succeed.
+    pub fn end(mut self) {
+        self.signal(rustix::process::Signal::TERM);
+        assert_eq!(self.child.wait().unwrap().code(), Some(0));
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Creates an ext4 volume with files.
+pub fn make_volume(draconis: &Draconis, name: &str) -> PathBuf {
+    let tree = draconis.make_dir("tree");
+    make_source_tree(&tree);
+    let image = draconis.path(name);
+    mke2fs(&image, Some(&tree), &["-t", "ext4"], "32M");
+    image
+}
+
+pub fn nbdcopy(arguments: &[&str]) {
+    succeed(Command::new("nbdcopy").args(arguments));
+}
+
+/// Copies an export out, compares it with `wanted`, and checks its volume.
+pub fn assert_contents(draconis: &Draconis, uri: &str, wanted: &Path) {
+    let copy = draconis.path("copy");
+    let _ = std::fs::remove_file(&copy);
+    nbdcopy(&[uri, text(&copy)]);
+    assert!(std::fs::read(&copy).unwrap() == std::fs::read(wanted).unwrap(), "{uri}");
+    run_e2fsck(&copy);
+}
+
+/// Creates the store `s` of 192 MiB with the disk `vol` of 32 MiB.
+pub fn make_store(draconis: &Draconis) -> String {
+    let store = draconis.path("s");
+    let store = text(&store);
+    draconis.run_ok(["store", "create", store, "--size", "192M", "--layout", "cow", "--sparse"]);
+    draconis.run_ok(["store", "disk", store, "vol", "32M"]);
+    format!("{store}#vol")
+}
+
+pub fn make_qcow2(draconis: &Draconis, name: &str) -> PathBuf {
+    let image = draconis.path(name);
+    succeed(Command::new("qemu-img").args(["create", "-q", "-f", "qcow2", text(&image), "32M"]));
+    image
+}
+
+/// Returns libnbd's shell, in Python; `None` if it is not installed.
+pub fn nbdsh(test: &str) -> Option<fn() -> Command> {
+    let of_path: fn() -> Command = || Command::new("nbdsh");
+    // Another Python in the path does not have the module.
+    let of_system: fn() -> Command = || {
+        let mut command = Command::new("/usr/bin/python3");
+        command.args(["-m", "nbd"]);
+        command
+    };
+    let works = |make: &fn() -> Command| {
+        let output = make().arg("--version").output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let found = [of_path, of_system].into_iter().find(works);
+    if found.is_none() {
+        report_skipped(format_args!("{test} needs nbdsh"));
+    }
+    found
+}
+
+/// A client with simple replies, one request at a time.
+pub struct SimpleClient {
+    stream: UnixStream,
+    pub transmission_flags: u16,
+}
+
+impl SimpleClient {
+    /// Connects to a socket, and chooses the default export.
+    pub fn connect(socket: &Path) -> Self {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.read_exact(&mut [0; 18]).unwrap();
+        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        let mut reply = [0; 10];
+        stream.read_exact(&mut reply).unwrap();
+        Self { stream, transmission_flags: u16::from_be_bytes([reply[8], reply[9]]) }
+    }
+
+    /// Sends a request, and returns the error of its reply.
+    fn call(&mut self, command: u16, offset: u64, len: usize, payload: &[u8]) -> u32 {
+        let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+        request.extend(0_u16.to_be_bytes());
+        request.extend(command.to_be_bytes());
+        request.extend(7_u64.to_be_bytes());
+        request.extend(offset.to_be_bytes());
+        request.extend((len as u32).to_be_bytes());
+        request.extend(payload);
+        self.stream.write_all(&request).unwrap();
+        let mut reply = [0; 16];
+        self.stream.read_exact(&mut reply).unwrap();
+        u32::from_be_bytes(reply[4..8].try_into().unwrap())
+    }
+
+    pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        assert_eq!(self.call(0, offset, len, &[]), 0);
+        let mut bytes = vec![0; len];
+        self.stream.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) {
+        assert_eq!(self.call(1, offset, bytes.len(), bytes), 0);
+    }
+
+    pub fn flush(&mut self) {
+        assert_eq!(self.call(3, 0, 0, &[]), 0);
+    }
+}
