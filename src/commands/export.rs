@@ -1,4 +1,4 @@
-//! `draconis export`: serves images to NBD clients.
+//! `draconis export`: serves images to NBD clients, or one to a virtual machine.
 //!
 //! ```text
 //!   bind sockets ─ open and lock images ─ start --run ─ confine ─ read images ─ accept
@@ -11,9 +11,10 @@
 
 mod socket;
 mod source;
+mod vhost_user;
 
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -39,7 +40,7 @@ use crate::image::{self, VolumeArgs};
 use crate::report;
 use crate::text::{escape_control_chars, format_bytes};
 
-/// Serve images as disks to NBD clients: virtual machines, nbdcopy, the kernel.
+/// Serve images as disks: to NBD clients (virtual machines, nbdcopy, the kernel), or by vhost-user.
 ///
 /// Each IMAGE is exported whole, as a raw disk, whatever its format: a file, a block device, qcow2,
 /// VHDX, a compressed file, a disk or snapshot of a store. Images that can only be read are exported
@@ -51,16 +52,25 @@ use crate::text::{escape_control_chars, format_bytes};
 /// Ends on SIGTERM, SIGINT or SIGHUP: answers the requests in flight, makes all writes durable, and
 /// closes the images. Serves up to 64 connections, each with up to 16 requests and 64 MiB of their
 /// contents in memory; further clients wait. Traffic is not encrypted.
+///
+/// --vhost-user serves one image as a virtio disk to QEMU or another front end, which shares the memory
+/// of its machine. A front end that finds another process at the socket has its requests in flight
+/// carried out by that one.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Listen on a Unix socket, unix:PATH, or on a TCP port, tcp:HOST:PORT; may be repeated. Port 0
     /// is any free port. A service manager may pass sockets instead.
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<ListenAddress>,
+    /// Serve the image as a virtio block device to the front end that connects to the Unix socket
+    /// PATH; there is one at a time.
+    #[arg(long, value_name = "PATH", conflicts_with = "nbd")]
+    vhost_user: Option<PathBuf>,
     /// Export read-only; other readers may use the image as well.
     #[arg(short, long)]
     read_only: bool,
-    /// Name of the export, if there is one IMAGE (default: the empty name).
+    /// Name of the export, if there is one IMAGE (default: the empty name). With --vhost-user, the
+    /// serial number of the disk, of 20 bytes (default: the file name).
     #[arg(long)]
     name: Option<String>,
     /// End once the last client has disconnected.
@@ -100,6 +110,8 @@ struct ExportJson<'a> {
     size_bytes: u64,
     read_only: bool,
     uris: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vhost_user_socket: Option<String>,
 }
 
 /// JSON form of what is exported.
@@ -110,17 +122,27 @@ struct ExportsJson<'a> {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if let Some(socket) = &arguments.vhost_user {
+        return vhost_user::run(arguments, socket);
+    }
     let names = export_names(arguments)?;
     let mut listeners = Listener::from_environment()?;
     for address in &arguments.nbd {
         listeners.push(Listener::bind(address)?);
     }
     if listeners.is_empty() {
-        bail!("no socket to listen on; --nbd unix:PATH or --nbd tcp:HOST:PORT names one");
+        bail!(
+            "no socket to listen on; --nbd unix:PATH, --nbd tcp:HOST:PORT or --vhost-user PATH names one"
+        );
     }
     let sources = UnreadSources::open(&arguments.images, &arguments.place, arguments.read_only)?;
     let wake = WakePipe::new()?;
-    let child = arguments.run.as_deref().map(|command| start_command(command, &listeners, &names));
+    let child = arguments.run.as_deref().map(|command| {
+        let (Some(listener), Some(name)) = (listeners.first(), names.first()) else {
+            bail!("--run needs a socket and an image");
+        };
+        start_command(command, listener, name)
+    });
     let child = child.transpose()?;
     // A no-op unless systemd started the command. Clients can connect already.
     sd_notify::notify(&[sd_notify::NotifyState::Ready])?;
@@ -177,12 +199,9 @@ fn export_names(arguments: &Arguments) -> anyhow::Result<Vec<String>> {
 /// Starts the command of `--run`.
 fn start_command(
     command: &str,
-    listeners: &[Listener],
-    names: &[String],
+    listener: &Listener,
+    name: &str,
 ) -> anyhow::Result<(Child, OwnedFd)> {
-    let (Some(listener), Some(name)) = (listeners.first(), names.first()) else {
-        bail!("--run needs a socket and an image");
-    };
     let mut shell = Command::new("sh");
     shell.args(["-c", command]).env("uri", listener.uri(name));
     match &listener.address {
@@ -193,6 +212,13 @@ fn start_command(
     let pid = Pid::from_child(&child);
     let ended = pidfd_open(pid, PidfdFlags::empty()).context("the process of --run")?;
     Ok((child, ended))
+}
+
+/// Waits for the process of `--run`; returns its exit status.
+fn wait_for_command(child: &mut Child) -> anyhow::Result<ExitCode> {
+    let status = child.wait().context("the process of --run")?;
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 
 /// A socket pair that wakes the main thread: on signals, and when a connection has ended.
@@ -222,8 +248,33 @@ impl WakePipe {
         Ok(Self { receiver, sender: Arc::new(sender), is_signalled })
     }
 
+    fn is_signalled(&self) -> bool {
+        self.is_signalled.load(Ordering::SeqCst)
+    }
+
+    /// Returns what wakes the main thread when it is dropped.
+    fn waker(&self) -> Waker {
+        Waker(self.sender.clone())
+    }
+
     fn clear(&self) {
         while (&self.receiver).read(&mut [0; 64]).is_ok_and(|got| got > 0) {}
+    }
+}
+
+impl AsFd for WakePipe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
+    }
+}
+
+/// Wakes the main thread on drop.
+struct Waker(Arc<UnixStream>);
+
+impl Drop for Waker {
+    fn drop(&mut self) {
+        // A full socket wakes, too.
+        let _ = (&*self.0).write(&[0]);
     }
 }
 
@@ -255,6 +306,7 @@ impl Server {
             size_bytes: export.len_bytes(),
             read_only: export.is_read_only(),
             uris: self.listeners.iter().map(|listener| listener.uri(export.name())).collect(),
+            vhost_user_socket: None,
         });
         let exports: Vec<_> = exports.collect();
         if json {
@@ -276,7 +328,7 @@ impl Server {
     /// Serves clients until a signal, the end of `child`, or that of the last client of `--once`.
     fn serve(&self, child: Option<(Child, OwnedFd)>) -> anyhow::Result<ExitCode> {
         loop {
-            if self.wake.is_signalled.load(Ordering::SeqCst) || self.is_done() {
+            if self.wake.is_signalled() || self.is_done() {
                 return Ok(ExitCode::SUCCESS);
             }
             let is_full = self.connections.lock().open.len() >= MAX_CONNECTIONS;
@@ -298,9 +350,7 @@ impl Server {
             listeners.iter().for_each(|listener| self.accept(listener));
         }
         let Some((mut child, _)) = child else { return Ok(ExitCode::SUCCESS) };
-        let status = child.wait().context("the process of --run")?;
-        let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-        Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+        wait_for_command(&mut child)
     }
 
     fn is_done(&self) -> bool {

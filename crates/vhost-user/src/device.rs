@@ -134,6 +134,14 @@ impl Device {
         if is_inside { Ok(()) } else { Err(Failure::Status(Status::IoError)) }
     }
 
+    /// Refuses what cannot be written. A guest cannot fill the log with that.
+    fn check_change(&self, offset: u64, len: u64) -> Result<(), Failure> {
+        if self.properties.read_only {
+            return Err(Failure::Status(Status::IoError));
+        }
+        self.check_range(offset, len)
+    }
+
     fn sector_bytes(&self) -> u64 {
         u64::from(self.properties.sector_bytes).max(1)
     }
@@ -205,7 +213,7 @@ impl Device {
         is_write_through: bool,
     ) -> Result<(), Failure> {
         let len = total_len(&from);
-        self.check_range(offset, len)?;
+        self.check_change(offset, len)?;
         let (mut done, mut last) = (0, None);
         while done < len {
             let piece = take_front(&mut from, PIECE_BYTES);
@@ -256,10 +264,7 @@ impl Device {
     }
 
     fn discard(&self, ranges: &[DiskRange], is_write_through: bool) -> Result<(), Failure> {
-        if self.properties.read_only {
-            return Err(Failure::Status(Status::IoError));
-        }
-        ranges.iter().try_for_each(|range| self.check_range(range.offset, range.len))?;
+        ranges.iter().try_for_each(|range| self.check_change(range.offset, range.len))?;
         self.is_discarded.store(true, Ordering::SeqCst);
         let extents: Vec<_> =
             ranges.iter().map(|range| Extent::new(range.offset, range.len)).collect();
@@ -269,10 +274,7 @@ impl Device {
 
     /// Makes ranges read as zeros. What is a hole already stays one.
     fn write_zeroes(&self, ranges: &[DiskRange], is_write_through: bool) -> Result<(), Failure> {
-        if self.properties.read_only {
-            return Err(Failure::Status(Status::IoError));
-        }
-        ranges.iter().try_for_each(|range| self.check_range(range.offset, range.len))?;
+        ranges.iter().try_for_each(|range| self.check_change(range.offset, range.len))?;
         let mut last = None;
         for DiskRange { offset, len } in ranges {
             let mut done = 0;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use draconis_types::BlockMemory;
+use rustix::fs::FileType;
 use vhost::vhost_user::{Error, Result};
 use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, GuestMemoryRegion,
@@ -22,9 +23,11 @@ pub(crate) fn refuse(why: impl std::fmt::Display) -> Error {
 
 /// Maps a part of `file`, which must have it: pages past the end of a file cannot be touched.
 pub(crate) fn map_file(file: File, offset: u64, len: u64) -> Result<MmapRegion<()>> {
-    let metadata = file.metadata().map_err(Error::ReqHandlerError)?;
-    let end = offset.checked_add(len);
-    if metadata.is_file() && end.is_none_or(|end| end > metadata.len()) {
+    // The standard library's call is not among those of a confined process.
+    let stat = rustix::fs::fstat(&file).map_err(|errno| Error::ReqHandlerError(errno.into()))?;
+    let end = offset.checked_add(len).and_then(|end| i64::try_from(end).ok());
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if is_file && end.is_none_or(|end| end > stat.st_size) {
         return Err(refuse("shared memory is longer than its file"));
     }
     let len = usize::try_from(len).map_err(refuse)?;

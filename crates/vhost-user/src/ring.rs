@@ -79,6 +79,9 @@ impl Ring {
             if resubmitted.iter().any(|head| *head >= layout.size) {
                 return Err(RingError::Chain("a descriptor outside its table is in flight"));
             }
+            if !resubmitted.is_empty() {
+                log::info!("{} requests of a predecessor are carried out", resubmitted.len());
+            }
             next_avail = next_used.wrapping_add(resubmitted.len() as u16);
         }
         Ok(Self {
