@@ -76,8 +76,8 @@ pub struct Arguments {
     /// End once the last client has disconnected.
     #[arg(long)]
     once: bool,
-    /// Run COMMAND in a shell with the export's address in $uri and $unixsocket; end with it, with
-    /// its exit status.
+    /// Run COMMAND in a shell with the export's address in $uri (NBD) and $unixsocket; end with it,
+    /// with its exit status.
     #[arg(long, value_name = "COMMAND")]
     run: Option<String>,
     /// Print the exports and their addresses as JSON.
@@ -141,7 +141,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (Some(listener), Some(name)) = (listeners.first(), names.first()) else {
             bail!("--run needs a socket and an image");
         };
-        start_command(command, listener, name)
+        start_command(command, listener, Some(name))
     });
     let child = child.transpose()?;
     // A no-op unless systemd started the command. Clients can connect already.
@@ -200,10 +200,13 @@ fn export_names(arguments: &Arguments) -> anyhow::Result<Vec<String>> {
 fn start_command(
     command: &str,
     listener: &Listener,
-    name: &str,
+    nbd_name: Option<&str>,
 ) -> anyhow::Result<(Child, OwnedFd)> {
     let mut shell = Command::new("sh");
-    shell.args(["-c", command]).env("uri", listener.uri(name));
+    shell.args(["-c", command]).env_remove("uri");
+    if let Some(name) = nbd_name {
+        shell.env("uri", listener.uri(name));
+    }
     match &listener.address {
         ListenAddress::Unix(path) => shell.env("unixsocket", path),
         ListenAddress::Tcp(_) => shell.env_remove("unixsocket"),

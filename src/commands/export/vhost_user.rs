@@ -34,7 +34,7 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
     let sources = UnreadSources::open(&arguments.images, &arguments.place, arguments.read_only)?;
     let resources = Arc::new(Resources::new()?);
     let wake = WakePipe::new()?;
-    let child = arguments.run.as_deref().map(|command| start_command(command, &listener, ""));
+    let child = arguments.run.as_deref().map(|command| start_command(command, &listener, None));
     let mut child = child.transpose()?;
     // A no-op unless systemd started the command. Front ends can connect already.
     sd_notify::notify(&[sd_notify::NotifyState::Ready])?;
