@@ -46,7 +46,7 @@ const USED: u64 = 0x2000;
 /// Start of the space for requests: each head has a part of it.
 pub const SPACE: u64 = 0x10000;
 /// Length of the part of a head.
-pub const PART_BYTES: u64 = 0x20000;
+pub const PART_BYTES: u64 = 0x40000;
 
 /// Time after which an answer counts as missing.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -89,6 +89,19 @@ impl Guest {
         self.memory.write_obj(head.to_le(), GuestAddress(at)).unwrap();
         self.available_idx = self.available_idx.wrapping_add(1);
         self.set_available_idx(self.available_idx);
+    }
+
+    /// Changes the first sector of a request.
+    pub fn set_sector(&self, head: u16, sector: u64) {
+        self.memory.write_obj(sector.to_le(), GuestAddress(Self::part(head) + 8)).unwrap();
+    }
+
+    /// Returns true if the back end wants a kick for the newest request.
+    pub fn wants_kick(&self) -> bool {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let at = USED + 4 + 8 * u64::from(SIZE);
+        let event: u16 = self.memory.read_obj(GuestAddress(at)).unwrap();
+        self.available_idx.wrapping_sub(1) == u16::from_le(event)
     }
 
     pub fn set_available_idx(&self, index: u16) {
@@ -182,13 +195,14 @@ impl Driver {
         let features = front_end.get_features().unwrap() & (wanted | F_PROTOCOL);
         let protocol = front_end.get_protocol_features().unwrap();
         front_end.set_protocol_features(protocol).unwrap();
-        assert!(protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));
         front_end.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         front_end.set_features(features).unwrap();
         let event = || EventFd::new(EFD_NONBLOCK).unwrap();
         let (kick, call, error) = (event(), event(), event());
         let mut driver = Self { guest, front_end, features, kick, call, error };
-        driver.pass_inflight();
+        if protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
+            driver.pass_inflight();
+        }
         driver
     }
 
