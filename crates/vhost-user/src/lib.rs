@@ -26,6 +26,7 @@ mod config;
 mod device;
 mod error;
 mod inflight;
+mod lead;
 mod memory;
 mod queue;
 mod request;

@@ -187,6 +187,57 @@ fn many_requests_are_carried_out_at_the_same_time() {
     end(driver, serving);
 }
 
+/// A disk whose first sector is read only while `is_open`.
+struct Gate {
+    disk: Arc<MemoryDisk>,
+    is_open: std::sync::Mutex<bool>,
+    opened: std::sync::Condvar,
+}
+
+impl Disk for Gate {
+    fn properties(&self) -> draconis_device::Properties {
+        self.disk.properties()
+    }
+
+    fn read(
+        &self,
+        at: Extent,
+        into: Block,
+        urgency: draconis_device::Urgency,
+    ) -> draconis_device::Pending<draconis_device::ReadAnswer> {
+        if at.start_bytes == 0 {
+            let is_open = self.is_open.lock().unwrap();
+            drop(self.opened.wait_while(is_open, |is_open| !*is_open).unwrap());
+        }
+        self.disk.read(at, into, urgency)
+    }
+}
+
+/// Also requests that come one by one, after a slow one has begun.
+#[test]
+fn slow_requests_delay_no_others() {
+    let gate =
+        Gate { disk: memory_disk(), is_open: false.into(), opened: std::sync::Condvar::new() };
+    let gate = Arc::new(gate);
+    let (mut driver, serving) = connect(gate.clone(), u64::MAX);
+    let slow = [0, 6, 9, 12];
+    for head in slow {
+        driver.guest.put_request(head, READ, 0, &[], 512);
+        driver.kick();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        driver.guest.put_request(3, READ, 5, &[], 512);
+        driver.kick();
+        assert_eq!(driver.wait_used(), Some((3, 513)));
+        std::thread::sleep(std::time::Duration::from_millis(40));
+    }
+    *gate.is_open.lock().unwrap() = true;
+    gate.opened.notify_all();
+    let mut heads = slow.map(|_| driver.wait_used().unwrap().0);
+    heads.sort_unstable();
+    assert_eq!(heads, slow);
+    end(driver, serving);
+}
+
 #[test]
 fn broken_rings_stop() {
     type Break = fn(&mut Guest);
