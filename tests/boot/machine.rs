@@ -72,7 +72,8 @@ impl MachineRequirements {
         qemu.args(["-append", &format!("{line}={} ROOT_TYPE={}", disk.root, disk.kind)]);
         let file = disk.path.display();
         if disk.is_vhost_user {
-            qemu.args(["-M", "q35,memory-backend=memory"]);
+            // Two processors have a queue each.
+            qemu.args(["-M", "q35,memory-backend=memory", "-smp", "2"]);
             qemu.args(["-object", "memory-backend-memfd,id=memory,size=192M,share=on"]);
             qemu.args(["-chardev", &format!("socket,id=disk,path={file},reconnect=1")]);
             qemu.args(["-device", "vhost-user-blk-pci,chardev=disk"]);

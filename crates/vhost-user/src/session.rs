@@ -346,7 +346,9 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_inflight_fd(&mut self, area: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         self.stop_all();
-        self.shared.resources.new_area(area)
+        let area = self.shared.resources.new_area(area)?;
+        self.restart_queues(|_| {})?;
+        Ok(area)
     }
 
     fn set_inflight_fd(&mut self, description: &VhostUserInflight, file: File) -> Result<()> {

@@ -455,6 +455,47 @@ fn successors_carry_out_what_is_in_flight() {
     end(driver, serving);
 }
 
+/// Descriptors, rings, headers and the in-flight area change at random while they are read.
+#[test]
+fn changing_memory_is_harmless() {
+    use std::os::unix::fs::FileExt;
+    for seed in 0..40 {
+        let mut random = draconis_device::Random::new(seed);
+        let (mut driver, serving) = connect(memory_disk(), u64::MAX);
+        let (memory, area) = (driver.guest.memory.clone(), driver.guest.inflight.take().unwrap().1);
+        let kick = driver.kick.try_clone().unwrap();
+        for head in (0..SIZE - 2).step_by(3) {
+            let kind = [READ, OUT, GET_ID, DISCARD, WRITE_ZEROES][usize::from(head) % 5];
+            driver.guest.put_request(head, kind, u64::from(head), &[head as u8; 512], 0);
+        }
+        driver.kick();
+        for _ in 0..300 {
+            // Mostly the descriptors and rings; small values are more often valid.
+            let at = match random.next_below(4) {
+                0 => SPACE + random.next_below(21) * PART_BYTES + random.next_below(17),
+                _ => random.next_below(0x2240),
+            };
+            let value = [random.next_below(70) as u8, random.next_below(256) as u8]
+                [random.next_below(2) as usize];
+            memory.write_obj(value, GuestAddress(at)).unwrap();
+            area.write_all_at(&[value], random.next_below(1024)).unwrap();
+            kick.write(1).unwrap();
+        }
+        // A broken ring is no error of the connection.
+        let Driver { guest, front_end, .. } = driver;
+        drop(front_end);
+        serving.join().unwrap().unwrap();
+        // A successor of that mess refuses it, or carries out what is there.
+        let (stream, serving) = serve_disk(memory_disk());
+        let guest = Guest { inflight: None, ..guest };
+        let mut driver = Driver::negotiate(stream, guest, u64::MAX);
+        driver.share_memory().unwrap();
+        let started = driver.start_queue();
+        drop(driver);
+        assert_eq!(serving.join().unwrap().is_ok(), started.is_ok());
+    }
+}
+
 #[test]
 fn wrong_messages_end_the_connection() {
     // A ring outside the memory.
