@@ -18,6 +18,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("objects", &["device", "types"]),
     ("bucket", &["device", "types"]),
     ("nbd", &["device", "types"]),
+    ("vhost-user", &["device", "types"]),
     ("service", &["container", "device", "exchange", "ext", "objects", "types"]),
     ("front", &["exchange", "types"]),
     ("access", &["container", "device", "ext", "objects", "service", "types"]),
@@ -40,6 +41,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "objects",
             "service",
             "types",
+            "vhost-user",
         ],
     ),
 ];

@@ -1,4 +1,4 @@
-//! `draconis export`: serves images to NBD clients.
+//! `draconis export`: serves images to NBD clients, or one to a virtual machine.
 //!
 //! ```text
 //!   bind sockets ─ open and lock images ─ start --run ─ confine ─ read images ─ accept
@@ -15,9 +15,10 @@ mod source;
 mod status;
 #[cfg_attr(not(feature = "tls"), path = "export/no_tls.rs")]
 mod tls;
+mod vhost_user;
 
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -46,7 +47,7 @@ use crate::image::{self, VolumeArgs};
 use crate::report;
 use crate::text::{escape_control_chars, format_bytes};
 
-/// Serve images as disks to NBD clients: virtual machines, nbdcopy, the kernel.
+/// Serve images as disks: to NBD clients (virtual machines, nbdcopy, the kernel), or by vhost-user.
 ///
 /// Each IMAGE is exported whole, as a raw disk, whatever its format: a file, a block device, qcow2,
 /// VHDX, a compressed file, a disk or snapshot of a store. Images that can only be read are exported
@@ -61,12 +62,20 @@ use crate::text::{escape_control_chars, format_bytes};
 /// Ends on SIGTERM, SIGINT or SIGHUP: answers the requests in flight, makes all writes durable, and
 /// closes the images. A connection has up to 16 requests and 64 MiB of their contents in memory.
 /// Traffic is encrypted only with --tls.
+///
+/// --vhost-user serves one image as a virtio disk to QEMU or another front end, which shares the memory
+/// of its machine. A front end that finds another process at the socket has its requests in flight
+/// carried out by that one.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Listen on a Unix socket, unix:PATH, or on a TCP port, tcp:HOST:PORT; may be repeated. Port 0
     /// is any free port. A service manager may pass sockets instead.
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<ListenAddress>,
+    /// Serve the image as a virtio block device to the front end that connects to the Unix socket
+    /// PATH; there is one at a time.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["nbd", "clone", "tls"])]
+    vhost_user: Option<PathBuf>,
     /// Export read-only; other readers may use the image as well.
     #[arg(short, long)]
     read_only: bool,
@@ -92,15 +101,16 @@ pub struct Arguments {
     /// certificate that the authority of ca-cert.pem has signed, and ca-crl.pem does not revoke.
     #[arg(long, value_name = "DIR")]
     tls: Option<PathBuf>,
-    /// Name of the export, if there is one IMAGE (default: the empty name).
+    /// Name of the export, if there is one IMAGE (default: the empty name). With --vhost-user, the
+    /// serial number of the disk, of 20 bytes (default: the file name).
     #[arg(long)]
     name: Option<String>,
     /// End once the last client has disconnected.
     #[arg(long)]
     once: bool,
-    /// Run COMMAND in a shell with the export's address in $uri, $unixsocket or $port, and its name
-    /// in $exportname; end with it, with its exit status. Without --nbd the export listens on a
-    /// private socket. SIGINT is left to COMMAND; a SIGTERM ends the export before it.
+    /// Run COMMAND in a shell with the export's address in $uri (NBD), $unixsocket or $port, and its
+    /// name in $exportname; end with it, with its exit status. Without an address the export listens
+    /// on a private socket. SIGINT is left to COMMAND; a SIGTERM ends the export before it.
     #[arg(long, value_name = "COMMAND")]
     run: Option<String>,
     /// Print the exports and their addresses as JSON.
@@ -139,6 +149,8 @@ struct ExportJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     clones: Option<String>,
     uris: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vhost_user_socket: Option<String>,
 }
 
 /// JSON form of what is exported.
@@ -149,6 +161,9 @@ struct ExportsJson<'a> {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if let Some(socket) = &arguments.vhost_user {
+        return vhost_user::run(arguments, socket);
+    }
     let names = export_names(arguments)?;
     let mut listeners = Listener::from_environment()?;
     for address in &arguments.nbd {
@@ -158,7 +173,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         listeners.push(Listener::bind(&ListenAddress::Unix(status::private_socket()?))?);
     }
     if listeners.is_empty() {
-        bail!("no socket to listen on; --nbd unix:PATH or --nbd tcp:HOST:PORT names one");
+        bail!(
+            "no socket to listen on; --nbd unix:PATH, --nbd tcp:HOST:PORT or --vhost-user PATH names one"
+        );
     }
     let sources = UnreadSources::open(
         &arguments.images,
@@ -170,10 +187,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     allow_descriptors(arguments.connections + SPARE_DESCRIPTORS)?;
     let tls = arguments.tls.as_deref().map(tls::read_directory).transpose()?;
     let wake = WakePipe::new()?;
-    let child = arguments
-        .run
-        .as_deref()
-        .map(|command| start_command(command, &listeners, &names, tls.is_some()));
+    let child = arguments.run.as_deref().map(|command| {
+        let (Some(listener), Some(name)) = (listeners.first(), names.first()) else {
+            bail!("--run needs a socket and an image");
+        };
+        start_command(command, listener, Some((name, tls.is_some())))
+    });
     let child = child.transpose()?;
     let status = status::bind_socket();
     // A no-op unless systemd started the command. Clients can connect already.
@@ -257,16 +276,14 @@ fn allow_descriptors(wanted: u64) -> anyhow::Result<()> {
 /// Starts the command of `--run`.
 fn start_command(
     command: &str,
-    listeners: &[Listener],
-    names: &[String],
-    is_tls: bool,
+    listener: &Listener,
+    nbd_name_and_tls: Option<(&str, bool)>,
 ) -> anyhow::Result<(Child, OwnedFd)> {
-    let (Some(listener), Some(name)) = (listeners.first(), names.first()) else {
-        bail!("--run needs a socket and an image");
-    };
     let mut shell = Command::new("sh");
-    shell.args(["-c", command]).env("uri", listener.uri(name, is_tls));
-    shell.env("exportname", name);
+    shell.args(["-c", command]).env_remove("uri").env_remove("exportname");
+    if let Some((name, is_tls)) = nbd_name_and_tls {
+        shell.env("uri", listener.uri(name, is_tls)).env("exportname", name);
+    }
     match &listener.address {
         ListenAddress::Unix(path) => shell.env("unixsocket", path).env_remove("port"),
         ListenAddress::Tcp(address) => {
@@ -278,6 +295,13 @@ fn start_command(
     let pid = Pid::from_child(&child);
     let ended = pidfd_open(pid, PidfdFlags::empty()).context("the process of --run")?;
     Ok((child, ended))
+}
+
+/// Waits for the process of `--run`; returns its exit status.
+fn wait_for_command(child: &mut Child) -> anyhow::Result<ExitCode> {
+    let status = child.wait().context("the process of --run")?;
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 
 /// A socket pair that wakes the main thread: on signals, and when a connection has ended.
@@ -309,8 +333,40 @@ impl WakePipe {
         Ok(Self { receiver, sender: Arc::new(sender), signal: received })
     }
 
+    /// Returns the exit status once a signal has ended the export.
+    fn exit_code(&self, has_command: bool) -> Option<ExitCode> {
+        match (self.signal.load(Ordering::SeqCst), has_command) {
+            // The terminal sends it to the command as well, which may go on.
+            (0, _) | (SIGINT_NUMBER, true) => None,
+            (_, false) => Some(ExitCode::SUCCESS),
+            // The command has not ended: that is no success.
+            (signal, true) => Some(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1))),
+        }
+    }
+
+    /// Returns what wakes the main thread when it is dropped.
+    fn waker(&self) -> Waker {
+        Waker(self.sender.clone())
+    }
+
     fn clear(&self) {
         while (&self.receiver).read(&mut [0; 64]).is_ok_and(|got| got > 0) {}
+    }
+}
+
+impl AsFd for WakePipe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
+    }
+}
+
+/// Wakes the main thread on drop.
+struct Waker(Arc<UnixStream>);
+
+impl Drop for Waker {
+    fn drop(&mut self) {
+        // A full socket wakes, too.
+        let _ = (&*self.0).write(&[0]);
     }
 }
 
@@ -351,6 +407,7 @@ impl Server {
             read_only: export.is_read_only(),
             clones: source.clones.as_ref().map(|clones| clones.pattern()),
             uris: self.uris(export.name()),
+            vhost_user_socket: None,
         });
         let exports: Vec<_> = exports.collect();
         if json {
@@ -374,14 +431,8 @@ impl Server {
     /// Serves clients until a signal, the end of `child`, or that of the last client of `--once`.
     fn serve(&self, child: Option<(Child, OwnedFd)>) -> anyhow::Result<ExitCode> {
         loop {
-            match (self.wake.signal.load(Ordering::SeqCst), &child) {
-                // The terminal sends it to the command as well, which may go on.
-                (0, _) | (SIGINT_NUMBER, Some(_)) => {}
-                (_, None) => return Ok(ExitCode::SUCCESS),
-                // The command has not ended: that is no success.
-                (signal, Some(_)) => {
-                    return Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)));
-                }
+            if let Some(code) = self.wake.exit_code(child.is_some()) {
+                return Ok(code);
             }
             if self.is_done() {
                 return Ok(ExitCode::SUCCESS);
@@ -408,9 +459,7 @@ impl Server {
             status.iter().for_each(|status| status.answer(&self.exports));
         }
         let Some((mut child, _)) = child else { return Ok(ExitCode::SUCCESS) };
-        let status = child.wait().context("the process of --run")?;
-        let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-        Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+        wait_for_command(&mut child)
     }
 
     fn is_done(&self) -> bool {

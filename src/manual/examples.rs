@@ -77,6 +77,10 @@ pub const COMMAND_EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "Export it read-only at a free TCP port of this machine",
                 "draconis export -r --nbd tcp:127.0.0.1:0 --run 'echo \"$uri\"' disk.img",
             ),
+            (
+                "Serve it to QEMU by vhost-user while a command runs, such as the machine",
+                "draconis export --vhost-user vm.sock --run 'test -S \"$unixsocket\"' disk.img",
+            ),
         ],
     ),
     (

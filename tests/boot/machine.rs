@@ -65,16 +65,22 @@ impl MachineRequirements {
         let first = draconis.path("first.cpio");
         std::fs::write(&first, &self.first).unwrap();
         let mut qemu = Command::new(QEMU_PROGRAM);
-        qemu.args(["-M", "q35", "-accel", qemu_accelerator(), "-cpu", "qemu64", "-m", "192"]);
+        qemu.args(["-accel", qemu_accelerator(), "-cpu", "qemu64", "-m", "192"]);
         qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         qemu.args(["-serial", "stdio", "-kernel"]).arg(&self.kernel).arg("-initrd").arg(&first);
         let line = "console=ttyS0 quiet panic=-1 ROOT_DEVICE";
         qemu.args(["-append", &format!("{line}={} ROOT_TYPE={}", disk.root, disk.kind)]);
         let file = disk.path.display();
-        qemu.args([
-            "-drive",
-            &format!("file={file},format={},if=virtio,cache=unsafe", disk.format),
-        ]);
+        if disk.is_vhost_user {
+            // Two processors have a queue each.
+            qemu.args(["-M", "q35,memory-backend=memory", "-smp", "2"]);
+            qemu.args(["-object", "memory-backend-memfd,id=memory,size=192M,share=on"]);
+            qemu.args(["-chardev", &format!("socket,id=disk,path={file},reconnect=1")]);
+            qemu.args(["-device", "vhost-user-blk-pci,chardev=disk"]);
+        } else {
+            let drive = format!("file={file},format={},if=virtio,cache=unsafe", disk.format);
+            qemu.args(["-M", "q35", "-drive", &drive]);
+        }
         qemu.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = qemu.spawn().unwrap();
         let (send, lines) = mpsc::channel();
@@ -102,15 +108,22 @@ pub(crate) struct DiskOption {
     format: &'static str,
     root: &'static str,
     kind: &'static str,
+    is_vhost_user: bool,
 }
 
 impl DiskOption {
     pub(crate) fn raw_disk(path: &Path, kind: &'static str) -> Self {
-        Self { path: path.to_owned(), format: "raw", root: "/dev/vda", kind }
+        let path = path.to_owned();
+        Self { path, format: "raw", root: "/dev/vda", kind, is_vhost_user: false }
+    }
+
+    /// A disk behind a vhost-user socket.
+    pub(crate) fn vhost_user(socket: &Path, kind: &'static str) -> Self {
+        Self { is_vhost_user: true, ..Self::raw_disk(socket, kind) }
     }
 
     pub(crate) fn partition_of_qcow2(path: &Path, kind: &'static str) -> Self {
-        Self { path: path.to_owned(), format: "qcow2", root: "/dev/vda1", kind }
+        Self { format: "qcow2", root: "/dev/vda1", ..Self::raw_disk(path, kind) }
     }
 }
 

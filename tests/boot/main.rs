@@ -12,7 +12,8 @@ mod root;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use common::volume::{run_e2fsck, run_ok};
 use common::{Draconis, has_tool};
@@ -120,6 +121,42 @@ fn guest_boots_from_exported_store_disk() {
     let copy = draconis.path("copy.img");
     draconis.run_ok(["store", "get", store, "root", copy.to_str().unwrap()]);
     run_e2fsck(&copy);
+}
+
+/// Starts an export of `disk` at a vhost-user socket, and waits until it is ready.
+fn start_vhost_user(draconis: &Draconis, socket: &Path, disk: &Path) -> Child {
+    let mut export = draconis.command();
+    export.args(["export", "--vhost-user"]).arg(socket).arg(disk);
+    let mut export = export.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(export.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains(": vhost-user /"), "{line}");
+    export
+}
+
+/// The guest sees a pause, and no error, when its back end is killed and another one follows.
+#[test]
+fn guest_boots_from_vhost_user_exports_that_are_killed() {
+    let test = "booting from a vhost-user export";
+    let Some(machine) = MachineRequirements::find_requirements(test) else { return };
+    let draconis = Draconis::new();
+    let image = make_root_volume(&draconis, &machine, "ext4");
+    let socket = draconis.path("root.sock");
+    let mut export = start_vhost_user(&draconis, &socket, &image);
+    let guest = machine.boot(&draconis, &DiskOption::vhost_user(&socket, "ext4"));
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(1700));
+        export.kill().unwrap();
+        export.wait().unwrap();
+        export = start_vhost_user(&draconis, &socket, &image);
+    }
+    guest.wait_for_power_off();
+    let pid = rustix::process::Pid::from_child(&export);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(export.wait().unwrap().success());
+    run_e2fsck(&image);
+    assert_guest_sees_expected_entries(&draconis, &image);
+    assert_volume_holds_guest_changes(&draconis, &image);
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl RawFile {
 
     fn read_bounced(&self, at: Extent, into: &mut Block) -> Result<(), Error> {
         let (wide, skip) = self.widen_to_alignment(at);
-        let mut bounce = PrivateBuffer::new(wide.len_bytes as usize);
+        let mut bounce = PrivateBuffer::new_uninitialized(wide.len_bytes as usize);
         // The widened range may exceed the file: only the requested bytes must have been read.
         let got =
             self.read_up_to(wide, &mut bounce).map_err(|errno| io_error("read", at, errno))?;

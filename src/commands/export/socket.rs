@@ -108,6 +108,14 @@ impl Listener {
         }
     }
 
+    /// Returns the path of a Unix socket, as text.
+    pub fn unix_path(&self) -> String {
+        match &self.address {
+            ListenAddress::Unix(path) => path.display().to_string(),
+            ListenAddress::Tcp(_) => String::new(),
+        }
+    }
+
     /// Returns the URI of an export.
     pub fn uri(&self, export: &str, is_tls: bool) -> String {
         let export = percent_encode(export.as_bytes());

@@ -1,0 +1,317 @@
+//! The block device: requests on a disk.
+//!
+//! Law: contents are copied once, between guest memory and the disk, if the disk takes foreign memory
+//! and the request consists of whole sectors of the disk.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use draconis_device::{
+    AllocationRun, Disk, Error as DiskError, Extent, Group, Properties, Ticket, Write,
+};
+use draconis_types::{Block, PrivateBuffer};
+use parking_lot::{Mutex, RwLock};
+
+use crate::memory::{GuestBlock, Memory, Segment, take_front, total_len, write_segments};
+use crate::request::{Command, DiskRange, ID_BYTES, Request, SECTOR_BYTES, Status};
+
+/// Maximum length of one read or write of the disk, in bytes.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// A disk as a virtio block device.
+pub struct Device {
+    disk: Arc<dyn Disk>,
+    properties: Properties,
+    serial: [u8; ID_BYTES],
+    /// Newest ticket of all writes.
+    newest: Mutex<Option<Ticket>>,
+    /// Held alone by a write that reads a sector before it changes a part of it.
+    sectors: RwLock<()>,
+    /// True since the first discard: holes may not be durable from then on.
+    is_discarded: AtomicBool,
+    /// True once requests may be left to a successor.
+    is_stopping: AtomicBool,
+}
+
+/// Result of a request.
+pub(crate) enum Outcome {
+    /// Status, and the number of bytes of contents that the guest gets.
+    Done(Status, u32),
+    /// The device stops: a successor carries the request out.
+    Abandoned,
+}
+
+/// Reason for not carrying a request out.
+enum Failure {
+    Status(Status),
+    Abandoned,
+}
+
+impl Device {
+    /// Creates a device of all of `disk`. The guest sees the first 20 bytes of `serial`.
+    pub fn new(disk: Arc<dyn Disk>, serial: &str) -> Self {
+        let mut bytes = [0; ID_BYTES];
+        bytes.iter_mut().zip(serial.bytes()).for_each(|(to, from)| *to = from);
+        Self {
+            properties: disk.properties(),
+            disk,
+            serial: bytes,
+            newest: Mutex::new(None),
+            sectors: RwLock::new(()),
+            is_discarded: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the sizes and guarantees of the disk.
+    pub fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    /// Makes all completed writes durable.
+    ///
+    /// # Errors
+    /// Error of the first failed write or flush.
+    pub fn flush(&self) -> Result<(), DiskError> {
+        let newest = *self.newest.lock();
+        newest.map_or(Ok(()), |ticket| self.wait_durable(ticket))
+    }
+
+    /// Ends the use of the device: a request that waits for an unreachable disk is left to a
+    /// successor.
+    pub fn stop(&self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Relaxed)
+    }
+
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
+        loop {
+            match self.disk.wait_durable(ticket) {
+                // Nothing has failed: what was written is kept, and the wait can be repeated.
+                Err(DiskError::Unreachable(_)) if !self.is_stopping() => {}
+                waited => return waited,
+            }
+        }
+    }
+
+    /// Carries out a request, except for its status.
+    pub(crate) fn execute(
+        &self,
+        memory: &Memory,
+        request: &mut Request,
+        is_write_through: bool,
+    ) -> Outcome {
+        let input = std::mem::take(&mut request.input);
+        let output = std::mem::take(&mut request.output);
+        let len = total_len(&output) as u32;
+        let done = match &request.command {
+            Err(status) => Err(Failure::Status(*status)),
+            Ok(Command::Read { offset }) => self.read(memory, *offset, output).map(|()| len),
+            Ok(Command::Write { offset }) => {
+                self.write(memory, *offset, input, is_write_through).map(|()| 0)
+            }
+            Ok(Command::Flush) => self.flush().map_err(|error| self.failure(&error)).map(|()| 0),
+            Ok(Command::Id) => Ok(write_segments(memory, &output, &self.serial) as u32),
+            Ok(Command::Discard(ranges)) => self.discard(ranges, is_write_through).map(|()| 0),
+            Ok(Command::WriteZeroes(ranges)) => {
+                self.write_zeroes(ranges, is_write_through).map(|()| 0)
+            }
+        };
+        match done {
+            Ok(written) => Outcome::Done(Status::Ok, written),
+            Err(Failure::Status(status)) => Outcome::Done(status, 0),
+            Err(Failure::Abandoned) => Outcome::Abandoned,
+        }
+    }
+
+    /// Refuses a range that reaches beyond the last whole sector of 512 bytes.
+    fn check_range(&self, offset: u64, len: u64) -> Result<(), Failure> {
+        let capacity = self.properties.len_bytes / SECTOR_BYTES * SECTOR_BYTES;
+        let is_inside = offset.checked_add(len).is_some_and(|end| end <= capacity);
+        if is_inside { Ok(()) } else { Err(Failure::Status(Status::IoError)) }
+    }
+
+    /// Refuses what cannot be written. A guest cannot fill the log with that.
+    fn check_change(&self, offset: u64, len: u64) -> Result<(), Failure> {
+        if self.properties.read_only {
+            return Err(Failure::Status(Status::IoError));
+        }
+        self.check_range(offset, len)
+    }
+
+    fn sector_bytes(&self) -> u64 {
+        u64::from(self.properties.sector_bytes).max(1)
+    }
+
+    fn is_aligned(&self, offset: u64, len: u64) -> bool {
+        let sector = self.sector_bytes();
+        offset.is_multiple_of(sector) && len.is_multiple_of(sector)
+    }
+
+    /// Returns the whole sectors around a range, and the offset of the range in them.
+    fn widen_to_sectors(&self, offset: u64, len: u64) -> (Extent, usize) {
+        let sector = self.sector_bytes();
+        let start = offset - offset % sector;
+        let skip = offset - start;
+        (Extent::new(start, (skip + len).next_multiple_of(sector)), skip as usize)
+    }
+
+    fn read(&self, memory: &Memory, offset: u64, mut into: Vec<Segment>) -> Result<(), Failure> {
+        let len = total_len(&into);
+        self.check_range(offset, len)?;
+        let mut done = 0;
+        while done < len {
+            let piece = take_front(&mut into, PIECE_BYTES);
+            let piece_len = total_len(&piece);
+            self.read_piece(memory, offset + done, piece, piece_len)?;
+            done += piece_len;
+        }
+        Ok(())
+    }
+
+    fn read_piece(
+        &self,
+        memory: &Memory,
+        offset: u64,
+        into: Vec<Segment>,
+        len: u64,
+    ) -> Result<(), Failure> {
+        if !self.is_aligned(offset, len) {
+            let (wide, skip) = self.widen_to_sectors(offset, len);
+            let bytes = self.read_sectors(wide)?;
+            let bytes = bytes.get(skip..skip + len as usize).unwrap_or_default();
+            write_segments(memory, &into, bytes);
+            return Ok(());
+        }
+        let block = Block::from_memory(GuestBlock::new(memory, into.clone(), true));
+        let answer = self.disk.read_now(Extent::new(offset, len), block);
+        let block = answer.map_err(|refused| self.failure(&refused.error))?;
+        if block.memory::<GuestBlock>().is_none() {
+            // The disk has replaced the block by its own memory.
+            write_segments(memory, &into, &block.into_private());
+        }
+        Ok(())
+    }
+
+    /// Reads whole sectors.
+    fn read_sectors(&self, at: Extent) -> Result<PrivateBuffer, Failure> {
+        let block = Block::from(PrivateBuffer::new_uninitialized(at.len_bytes as usize));
+        match self.disk.read_now(at, block) {
+            Ok(block) => Ok(block.into_private()),
+            Err(refused) => Err(self.failure(&refused.error)),
+        }
+    }
+
+    fn write(
+        &self,
+        memory: &Memory,
+        offset: u64,
+        mut from: Vec<Segment>,
+        is_write_through: bool,
+    ) -> Result<(), Failure> {
+        let len = total_len(&from);
+        self.check_change(offset, len)?;
+        let (mut done, mut last) = (0, None);
+        while done < len {
+            let piece = take_front(&mut from, PIECE_BYTES);
+            let piece_len = total_len(&piece);
+            let block = Block::from_memory(GuestBlock::new(memory, piece, false));
+            last = Some(self.write_piece(offset + done, block)?);
+            done += piece_len;
+        }
+        self.wait_written(last, is_write_through)
+    }
+
+    fn write_piece(&self, offset: u64, piece: Block) -> Result<Ticket, Failure> {
+        let len = piece.len() as u64;
+        if self.is_aligned(offset, len) {
+            let _shared = self.sectors.read();
+            return self.submit(offset, piece);
+        }
+        let _alone = self.sectors.write();
+        // Submitted writes of the same sectors must be visible to the read.
+        let newest = *self.newest.lock();
+        self.wait_written(newest, false)?;
+        let (wide, skip) = self.widen_to_sectors(offset, len);
+        let mut bytes = self.read_sectors(wide)?;
+        piece.copy_out(0, bytes.get_mut(skip..skip + len as usize).unwrap_or_default());
+        self.submit(wide.start_bytes, bytes.into())
+    }
+
+    fn submit(&self, at_bytes: u64, block: Block) -> Result<Ticket, Failure> {
+        let group = Group { writes: vec![Write { at_bytes, block }] };
+        match self.disk.submit(group, &[]) {
+            Ok(ticket) => {
+                let mut newest = self.newest.lock();
+                *newest = (*newest).max(Some(ticket));
+                Ok(ticket)
+            }
+            Err(refused) => Err(self.failure(&refused.error)),
+        }
+    }
+
+    /// Waits until every read sees the write `last`, or until all writes are durable.
+    fn wait_written(&self, last: Option<Ticket>, is_write_through: bool) -> Result<(), Failure> {
+        let waited = match last {
+            _ if is_write_through => self.flush(),
+            Some(ticket) => self.disk.wait_visible(ticket),
+            None => Ok(()),
+        };
+        waited.map_err(|error| self.failure(&error))
+    }
+
+    fn discard(&self, ranges: &[DiskRange], is_write_through: bool) -> Result<(), Failure> {
+        ranges.iter().try_for_each(|range| self.check_change(range.offset, range.len))?;
+        self.is_discarded.store(true, Ordering::SeqCst);
+        let extents: Vec<_> =
+            ranges.iter().map(|range| Extent::new(range.offset, range.len)).collect();
+        self.disk.discard(&extents, &[]).map_err(|error| self.failure(&error))?;
+        self.wait_written(None, is_write_through)
+    }
+
+    /// Makes ranges read as zeros. What is a hole already stays one.
+    fn write_zeroes(&self, ranges: &[DiskRange], is_write_through: bool) -> Result<(), Failure> {
+        ranges.iter().try_for_each(|range| self.check_change(range.offset, range.len))?;
+        let mut last = None;
+        for DiskRange { offset, len } in ranges {
+            let mut done = 0;
+            while done < *len {
+                let (at, left) = (offset + done, len - done);
+                let hole = self.hole_bytes(at, left);
+                if hole > 0 {
+                    done += hole;
+                    continue;
+                }
+                let piece = left.min(PIECE_BYTES);
+                last = Some(self.write_piece(at, Block::private(piece as usize))?);
+                // At most one piece of zeros is in memory.
+                self.wait_written(last, false)?;
+                done += piece;
+            }
+        }
+        self.wait_written(last, is_write_through)
+    }
+
+    /// Returns the length of the hole at the start of a range, in bytes.
+    fn hole_bytes(&self, at: u64, len: u64) -> u64 {
+        // A hole that a discard made may be gone after a power cut, so zeros are written there.
+        if self.is_discarded.load(Ordering::SeqCst) {
+            return 0;
+        }
+        match self.disk.allocation_run(Extent::new(at, len)) {
+            Ok(AllocationRun { is_hole: true, len_bytes }) => len_bytes.min(len),
+            _ => 0,
+        }
+    }
+
+    fn failure(&self, error: &DiskError) -> Failure {
+        if self.is_stopping() && matches!(error, DiskError::Unreachable(_)) {
+            return Failure::Abandoned;
+        }
+        log::warn!("{error}");
+        Failure::Status(Status::IoError)
+    }
+}
