@@ -24,8 +24,8 @@ use crate::{Error, FsBlock, Result};
 
 /// Groups that are searched for a backup.
 const SEARCHED_GROUPS: u32 = 128;
-/// Unit of the superblock's overlay, in bytes.
-const OVERLAY_BYTES: u32 = 1024;
+/// Block size of the disk in memory that holds a superblock, in bytes.
+const MEMORY_BLOCK_BYTES: u32 = 1024;
 
 /// Where the superblock is to be read from, if not from its own place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -176,12 +176,12 @@ pub(crate) fn open_superblock(
     let Some(backup) = find(&*disk, raw.as_ref().ok(), place) else {
         return Err(none_found(place, why.unwrap_or(Error::NotExt)));
     };
-    let overlay = Arc::new(CowDisk::new(disk, OVERLAY_BYTES, 2));
-    put_as_primary(&overlay, &backup)?;
-    overlay.freeze();
-    let super_ = read_raw_superblock(&*overlay)?.check()?;
+    let in_memory = Arc::new(CowDisk::new(disk, MEMORY_BLOCK_BYTES, 2));
+    put_as_primary(&in_memory, &backup)?;
+    in_memory.freeze();
+    let super_ = read_raw_superblock(&*in_memory)?.check()?;
     let substitute = why.map(|why| {
         format!("the superblock is damaged ({why}): its backup in block {} is used", backup.block)
     });
-    Ok(UsableVolume { disk: overlay, super_, substitute })
+    Ok(UsableVolume { disk: in_memory, super_, substitute })
 }

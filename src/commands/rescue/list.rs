@@ -37,7 +37,7 @@ struct Line {
 
 /// Numbers of the lines.
 #[derive(Clone, Copy, Default)]
-pub struct Counts {
+pub struct LossCounts {
     pub lines: u64,
     pub incomplete: u64,
     pub missing_bytes: u64,
@@ -49,7 +49,7 @@ pub struct Counts {
 struct State {
     file: File,
     at: u64,
-    counts: Counts,
+    counts: LossCounts,
     /// Lines of an earlier run, by path.
     earlier: HashMap<String, Vec<Line>>,
     /// Lines of this run.
@@ -94,7 +94,7 @@ impl LossList {
         file.write_all_at(first.as_bytes(), 0).with_context(shown)?;
         file.set_len(first.len() as u64).with_context(shown)?;
         let at = first.len() as u64;
-        let (counts, written) = (Counts::default(), HashSet::new());
+        let (counts, written) = (LossCounts::default(), HashSet::new());
         let state = State { file, at, counts, earlier, written, failed: None };
         let list = Self { path: path.to_owned(), state: Mutex::new(state) };
         rescue.losses().iter().for_each(|loss| list.add(loss));
@@ -162,7 +162,7 @@ impl LossList {
     }
 
     /// Returns the counts; all lines are durable then.
-    pub fn finish(&self) -> anyhow::Result<Counts> {
+    pub fn finish(&self) -> anyhow::Result<LossCounts> {
         let mut state = self.state.lock();
         let shown = || self.path.display().to_string();
         if let Some(error) = state.failed.take() {

@@ -25,7 +25,7 @@ const MAX_NAMED_BLOCKS: usize = 16;
 
 /// What a search found.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct Listing {
     pub(super) items: Vec<RescuedItem>,
     pub(super) losses: Vec<Loss>,
     pub(super) order: Vec<usize>,
@@ -40,11 +40,11 @@ struct Names {
 }
 
 /// Finds all files of a volume.
-pub(super) fn find(rescue: &Rescue, progress: Progress<'_>) -> Found {
+pub(super) fn find(rescue: &Rescue, progress: Progress<'_>) -> Listing {
     let super_ = &rescue.volume.reader.super_;
     let mut search = Search {
         rescue,
-        found: Found::default(),
+        found: Listing::default(),
         dirs: vec![],
         links: HashMap::new(),
         seen: HashSet::new(),
@@ -65,12 +65,12 @@ pub(super) fn find(rescue: &Rescue, progress: Progress<'_>) -> Found {
         let files = order.get_mut(from..).unwrap_or_default();
         files.sort_by_key(|at| items.get(*at).map(|item| item.first_block));
     }
-    Found { order, ..search.found }
+    Listing { order, ..search.found }
 }
 
 struct Search<'a> {
     rescue: &'a Rescue,
-    found: Found,
+    found: Listing,
     /// Listed directories in order, each with the range of its items.
     dirs: Vec<(usize, Range<usize>)>,
     /// First item of each inode with several links.
