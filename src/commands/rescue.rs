@@ -20,6 +20,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use draconis_access::walk::{FileChunk, chunk_queue};
 use draconis_device::Disk;
+use draconis_device::sector_map::{MapOf, MappedDisk, SectorMap};
 use draconis_ext::OpenOptions;
 use draconis_ext::rescue::{Loss, Rescue};
 use draconis_service::sandbox::{self, SandboxProfile, open_beneath};
@@ -165,20 +166,23 @@ fn open_disk(
     map: Option<SectorMapFile>,
 ) -> anyhow::Result<(Arc<dyn Disk>, Option<SectorMapFile>)> {
     let Arguments { image, place, .. } = arguments;
-    let Some(mut map) = map else {
+    if image::parse_store_disk(image)?.is_some() {
+        ensure!(map.is_none(), "--map is for a file or a device; a store checks its disks itself");
         return Ok((image::open_disk_confined(image, place, Some(beneath))?, None));
-    };
-    ensure!(
-        image::parse_store_disk(image)?.is_none(),
-        "--map is for a file or a device; a store checks its disks itself"
-    );
+    }
     let file = UnreadFile::open(image)?;
     let behind = BackingFiles::open(image, &place.backing)?;
     sandbox::confine(&SandboxProfile::Extractor { beneath }, None)?;
-    let whole = map.cover(file.start(image)?)?;
+    let whole = file.start(image)?;
+    // Without a file, too: what failed is not read again.
+    let mut map = map;
+    let whole: Arc<dyn Disk> = match &mut map {
+        Some(map) => map.cover(whole)?,
+        None => Arc::new(MappedDisk::new(whole, SectorMap::default(), MapOf::Disk)),
+    };
     let part = volume::locate_volume(whole, &behind.start_disks(), &place.options());
     let part = part.with_context(|| image.display().to_string())?;
-    Ok((part.disk, Some(map)))
+    Ok((part.disk, map))
 }
 
 /// Returns the items that are not in DIR yet, in their order, and the number of complete files.

@@ -9,7 +9,9 @@
 //!
 //! Law 1: of a copy that ddrescue made, only what is finished is read: the rest was never copied.
 //! Of the disk itself, all but bad sectors is.
-//! Law 2: a map has at most [`MAX_AREAS`] areas, whatever the file or the disk does.
+//! Law 2: of the disk itself, no sector is read again that failed alone, and a larger read that
+//! failed is repeated sector by sector.
+//! Law 3: a map has at most [`MAX_AREAS`] areas, whatever the file or the disk does.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,7 +24,7 @@ use rustix::io::Errno;
 
 use crate::{Disk, Error, Extent, Pending, ReadAnswer, Refused, Urgency};
 
-/// Maximum number of areas; further failures are not remembered.
+/// Maximum number of areas; further reads are not remembered.
 pub const MAX_AREAS: usize = 1 << 20;
 
 /// State of an area.
@@ -192,6 +194,17 @@ pub enum MapOf {
     Copy,
 }
 
+/// How a range may be read.
+enum AreaAccess {
+    Whole,
+    BySectors,
+    Refused,
+}
+
+/// Longest read of which a part failed before that is repeated, by sectors. Longer ones fail: their
+/// callers read less then.
+const MAX_SECTORWISE_BYTES: u64 = 64 << 10;
+
 /// A disk that is only read where its map allows it.
 pub struct MappedDisk {
     disk: Arc<dyn Disk>,
@@ -223,12 +236,50 @@ impl MappedDisk {
         (bad, finished)
     }
 
-    fn is_readable(&self, at: &Range<u64>) -> bool {
+    /// Returns how a range may be read.
+    fn access(&self, at: &Range<u64>) -> AreaAccess {
         let areas = self.map.lock().areas_in(at.clone());
-        areas.iter().all(|(_, state)| match self.of {
-            MapOf::Copy => *state == AreaState::Finished,
-            MapOf::Disk => *state != AreaState::Bad,
-        })
+        let has = |wanted: AreaState| areas.iter().any(|(_, state)| *state == wanted);
+        match self.of {
+            MapOf::Copy if areas.iter().any(|(_, state)| *state != AreaState::Finished) => {
+                AreaAccess::Refused
+            }
+            MapOf::Copy => AreaAccess::Whole,
+            MapOf::Disk if has(AreaState::Bad) => AreaAccess::Refused,
+            MapOf::Disk if !has(AreaState::Failed) => AreaAccess::Whole,
+            MapOf::Disk if at.end - at.start > MAX_SECTORWISE_BYTES => AreaAccess::Refused,
+            MapOf::Disk => AreaAccess::BySectors,
+        }
+    }
+
+    /// Reads a range, of which a part failed in a larger read, sector by sector: each one is read
+    /// once, and then known.
+    fn read_sectors(&self, at: Extent, mut into: Block) -> ReadAnswer {
+        let sector = u64::from(self.disk.properties().sector_bytes.max(512));
+        let mut failure = None;
+        for start in (0..at.len_bytes).step_by(sector as usize) {
+            let len = sector.min(at.len_bytes - start);
+            let part = Extent::new(at.start_bytes + start, len);
+            match self.read_whole(part, Block::private(len as usize)) {
+                Ok(block) => {
+                    into.copy_in(start as usize, &block.into_private());
+                }
+                Err(refused) => failure = failure.or(Some(refused.error)),
+            }
+        }
+        match failure {
+            None => Ok(into),
+            Some(error) => Err(Refused { payload: Some(into), error }),
+        }
+    }
+
+    fn read_whole(&self, at: Extent, into: Block) -> ReadAnswer {
+        let read = self.disk.read_now(at, into);
+        let is_failure = |refused: &Refused<Block>| matches!(refused.error, Error::Io { .. });
+        if self.of == MapOf::Disk && read.as_ref().err().is_none_or(is_failure) {
+            self.record(at.start_bytes..at.start_bytes + at.len_bytes, read.is_ok());
+        }
+        read
     }
 
     fn record(&self, at: Range<u64>, was_read: bool) {
@@ -240,7 +291,7 @@ impl MappedDisk {
             (false, true) => AreaState::Bad,
             (false, false) => AreaState::Failed,
         };
-        if map.areas.len() >= MAX_AREAS && state != AreaState::Finished {
+        if map.areas.len() >= MAX_AREAS {
             return;
         }
         if state != AreaState::Failed {
@@ -265,16 +316,14 @@ impl crate::ForwardingDisk for MappedDisk {
 
     fn read(&self, at: Extent, into: Block, _: Urgency) -> Pending<ReadAnswer> {
         let range = at.start_bytes..at.end_bytes().unwrap_or(u64::MAX);
-        if !self.is_readable(&range) {
-            let error = Error::Io { what: "read", extent: at, errno: Errno::IO };
-            return Pending::ready(Err(Refused { payload: Some(into), error }));
-        }
-        let read = self.disk.read_now(at, into);
-        let is_failure = |refused: &Refused<Block>| matches!(refused.error, Error::Io { .. });
-        if self.of == MapOf::Disk && read.as_ref().err().is_none_or(is_failure) {
-            self.record(range, read.is_ok());
-        }
-        Pending::ready(read)
+        Pending::ready(match self.access(&range) {
+            AreaAccess::Whole => self.read_whole(at, into),
+            AreaAccess::BySectors => self.read_sectors(at, into),
+            AreaAccess::Refused => {
+                let error = Error::Io { what: "read", extent: at, errno: Errno::IO };
+                Err(Refused { payload: Some(into), error })
+            }
+        })
     }
 }
 
@@ -355,5 +404,48 @@ mod tests {
         assert_eq!(read(MapOf::Copy, 4608, 512), (false, (512, 4096)));
         assert_eq!(read(MapOf::Disk, 4608, 512), (true, (512, 4608)));
         assert_eq!(read(MapOf::Disk, 4096, 1024), (false, (512, 4096)));
+    }
+
+    /// A disk of which a sector fails, and which counts the reads of it.
+    struct OneBadSector(MemoryDisk, std::sync::atomic::AtomicU32);
+
+    impl crate::ForwardingDisk for OneBadSector {
+        type Inner = MemoryDisk;
+
+        fn inner_disk(&self) -> &MemoryDisk {
+            &self.0
+        }
+
+        fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+            if at.overlaps(Extent::new(1536, 512)) {
+                self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let error = Error::Io { what: "read", extent: at, errno: Errno::IO };
+                return Pending::ready(Err(Refused { payload: Some(into), error }));
+            }
+            Disk::read(&self.0, at, into, urgency)
+        }
+    }
+
+    #[test]
+    fn a_bad_sector_is_found_once() {
+        let bytes = (0..8192u32).map(|nth| (nth / 512) as u8).collect();
+        let disk = Arc::new(OneBadSector(MemoryDisk::new(bytes, 512), 0.into()));
+        let mapped = MappedDisk::new(disk.clone(), SectorMap::default(), MapOf::Disk);
+        let read = |start: u64, len: u64| {
+            let read = mapped.read_now(Extent::new(start, len), Block::private(len as usize));
+            read.map(|block| block.into_private().to_vec()).ok()
+        };
+        for _ in 0..2 {
+            assert_eq!(read(0, 8192), None);
+            assert_eq!(read(1024, 1024), None);
+            assert_eq!(read(1536, 512), None);
+            assert_eq!(read(2048, 1024).unwrap()[512..], [5; 512]);
+            assert_eq!(read(0, 1024).unwrap()[..512], [0; 512]);
+        }
+        // Once in the large read, once alone.
+        assert_eq!(disk.1.load(std::sync::atomic::Ordering::Relaxed), 2);
+        let map = mapped.format_map();
+        assert!(map.contains("0x00000600  0x00000200  -\n"), "{map}");
+        assert_eq!(SectorMap::parse(&map).unwrap(), *mapped.map.lock());
     }
 }
