@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -77,8 +77,7 @@ impl Writer {
         number.to_le_bytes().repeat(BLOCK / 8)
     }
 
-    fn write_until_killed(&mut self, socket: &Path) -> std::io::Result<()> {
-        let mut client = SimpleClient::connect(socket);
+    fn write_until_killed(&mut self, client: &mut SimpleClient) -> std::io::Result<()> {
         loop {
             let choice = self.random.next_below(10);
             if choice == 0 {
@@ -128,9 +127,9 @@ fn flushed_writes_survive_kills() {
         for round in 0..rounds(4) {
             let export = Export::at(&draconis, "sock", &[&image]);
             let threads = writers.into_iter().map(|mut writer| {
-                let socket = socket.clone();
+                let mut client = SimpleClient::connect(&socket);
                 std::thread::spawn(move || {
-                    writer.write_until_killed(&socket).unwrap_err();
+                    writer.write_until_killed(&mut client).unwrap_err();
                     writer
                 })
             });
