@@ -146,17 +146,28 @@ impl SimpleClient {
 
     /// Sends a request, and returns the error of its reply.
     fn call(&mut self, command: u16, offset: u64, len: usize, payload: &[u8]) -> u32 {
+        self.try_call((command, 0), offset, len, payload).unwrap()
+    }
+
+    /// Sends a request with flags. Fails if the export is gone.
+    pub fn try_call(
+        &mut self,
+        (command, flags): (u16, u16),
+        offset: u64,
+        len: usize,
+        payload: &[u8],
+    ) -> std::io::Result<u32> {
         let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
-        request.extend(0_u16.to_be_bytes());
+        request.extend(flags.to_be_bytes());
         request.extend(command.to_be_bytes());
         request.extend(7_u64.to_be_bytes());
         request.extend(offset.to_be_bytes());
         request.extend((len as u32).to_be_bytes());
         request.extend(payload);
-        self.stream.write_all(&request).unwrap();
+        self.stream.write_all(&request)?;
         let mut reply = [0; 16];
-        self.stream.read_exact(&mut reply).unwrap();
-        u32::from_be_bytes(reply[4..8].try_into().unwrap())
+        self.stream.read_exact(&mut reply)?;
+        Ok(u32::from_be_bytes(reply[4..8].try_into().unwrap()))
     }
 
     pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {

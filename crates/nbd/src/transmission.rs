@@ -4,6 +4,8 @@
 //! it holds neither while it uses the disk.
 //! Law 2: a thread reads a payload only once its bytes fit into the connection's budget. The thread that
 //! waits for the budget has the input, so no more is read.
+//! Law 3: [`MAX_READERS`] threads at most want the input. The others sleep, and one of them is woken
+//! only if nobody is left to read: a request that takes microseconds keeps two threads busy, not 16.
 
 use std::io::{BufReader, IoSlice, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +26,8 @@ use crate::{ConnectionError, Export, Session};
 pub const MAX_INFLIGHT_BYTES: u64 = 64 << 20;
 /// Maximum number of threads of one connection, and so of its requests in flight.
 pub const MAX_THREADS: usize = 16;
+/// Maximum number of threads that read a request or wait to do so.
+const MAX_READERS: usize = 2;
 /// Stack of a thread, in bytes.
 const STACK_BYTES: usize = 1 << 20;
 /// Shortest read whose holes are looked for: the answer costs less than the bytes.
@@ -38,6 +42,8 @@ struct Shared<'s, R, W> {
     is_broken: AtomicBool,
     budget: Budget,
     threads: Mutex<ThreadCount>,
+    /// Notifies threads that sleep because there are enough readers.
+    reader_needed: Condvar,
 }
 
 struct Input<R> {
@@ -53,6 +59,9 @@ struct ThreadCount {
     all: usize,
     /// Threads that read a request, or wait to do so.
     reading: usize,
+    sleeping: usize,
+    /// True once no more requests are read.
+    has_ended: bool,
 }
 
 /// Bytes of requests in memory.
@@ -119,7 +128,8 @@ pub(crate) fn transmit<R: Read + Send, W: Write + Send>(
         output: Mutex::new(output),
         is_broken: AtomicBool::new(false),
         budget: Budget::default(),
-        threads: Mutex::new(ThreadCount { all: 1, reading: 0 }),
+        threads: Mutex::new(ThreadCount { all: 1, ..ThreadCount::default() }),
+        reader_needed: Condvar::new(),
     };
     let _counted = session.export.count_client();
     std::thread::scope(|scope| shared.serve_requests(scope));
@@ -130,9 +140,13 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
     /// Reads requests and carries them out, until there are no more.
     fn serve_requests<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         loop {
-            self.threads.lock().reading += 1;
+            self.enter_input();
             let job = self.read_job(self.input.lock());
-            let Some(job) = job else { return };
+            let Some(job) = job else {
+                self.threads.lock().has_ended = true;
+                self.reader_needed.notify_all();
+                return;
+            };
             self.leave_input(scope);
             let Job { request, payload, _reservation } = job;
             let reply = self.carry_out(&request, payload);
@@ -140,11 +154,29 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
         }
     }
 
+    /// Waits while there are enough readers.
+    fn enter_input(&self) {
+        let mut threads = self.threads.lock();
+        while threads.reading >= MAX_READERS && !threads.has_ended {
+            threads.sleeping += 1;
+            self.reader_needed.wait(&mut threads);
+            threads.sleeping -= 1;
+        }
+        threads.reading += 1;
+    }
+
     /// Ensures that another thread reads the next request while this one is carried out.
     fn leave_input<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         let mut threads = self.threads.lock();
         threads.reading -= 1;
-        if threads.reading > 0 || threads.all == MAX_THREADS {
+        if threads.reading > 0 {
+            return;
+        }
+        if threads.sleeping > 0 {
+            self.reader_needed.notify_one();
+            return;
+        }
+        if threads.all == MAX_THREADS {
             return;
         }
         let builder = std::thread::Builder::new().name("nbd".into()).stack_size(STACK_BYTES);

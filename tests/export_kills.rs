@@ -1,0 +1,280 @@
+//! Exports killed by SIGKILL while clients write: what was flushed is there, and clients that connect
+//! again see no error. `DRACONIS_ROUNDS` is the number of kills of each image.
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::export::{Export, SimpleClient, make_qcow2, make_store, succeed, text};
+use common::volume::run_e2fsck;
+use common::{Draconis, has_tool, make_source_tree, wait_until};
+use draconis_device::Random;
+
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+const WRITE_ZEROES: u16 = 6;
+const FUA: u16 = 1;
+const BLOCK: usize = 4096;
+/// Blocks of each client, which no other one writes.
+const CLIENT_BLOCKS: u64 = 400;
+const CLIENTS: u64 = 3;
+/// A client's longest write, in blocks.
+const MAX_WRITE_BLOCKS: u64 = 24;
+
+fn rounds(default: u64) -> u64 {
+    std::env::var("DRACONIS_ROUNDS").map_or(default, |text| text.parse().unwrap())
+}
+
+/// Creates a raw file, a qcow2 file, and disks in stores.
+fn make_images(draconis: &Draconis) -> Vec<String> {
+    let raw = draconis.path("raw");
+    std::fs::File::create(&raw).unwrap().set_len(32 << 20).unwrap();
+    let qcow2 = make_qcow2(draconis, "qcow2");
+    let disk = make_store(draconis);
+    draconis.run_ok(["store", "snapshot", &disk, "base"]);
+    draconis.run_ok(["store", "clone", &format!("{disk}@base"), "clone"]);
+    let clone = format!("{}#clone", draconis.path("s").display());
+    vec![text(&raw).to_owned(), text(&qcow2).to_owned(), clone]
+}
+
+/// Kills an export, and checks its image.
+fn kill(draconis: &Draconis, mut export: Export, image: &str) {
+    export.child.kill().unwrap();
+    export.child.wait().unwrap();
+    if image.ends_with("qcow2") {
+        // Lost clusters are allowed, damage is not.
+        let mut check = Command::new("qemu-img");
+        let check = check.args(["check", "-q", image]).stdout(Stdio::null()).status().unwrap();
+        assert!(matches!(check.code(), Some(0 | 3)), "{image}");
+    } else if let Some((store, _)) = image.split_once('#') {
+        draconis.run_ok(["store", "check", store]);
+    }
+}
+
+/// A client that writes to its own blocks until the export is gone.
+struct Writer {
+    first_block: u64,
+    /// Numbers of the writes that each block may show after a kill, 0 for zeros: the durable one,
+    /// then all later ones.
+    blocks: Vec<Vec<u64>>,
+    writes: u64,
+    random: Random,
+}
+
+impl Writer {
+    fn new(nth: u64, seed: u64) -> Self {
+        Self {
+            first_block: nth * CLIENT_BLOCKS,
+            blocks: vec![vec![0]; CLIENT_BLOCKS as usize],
+            writes: 0,
+            random: Random::new(seed * 1000 + nth),
+        }
+    }
+
+    fn contents(number: u64) -> Vec<u8> {
+        number.to_le_bytes().repeat(BLOCK / 8)
+    }
+
+    fn write_until_killed(&mut self, client: &mut SimpleClient) -> std::io::Result<()> {
+        loop {
+            let choice = self.random.next_below(10);
+            if choice == 0 {
+                assert_eq!(client.try_call((FLUSH, 0), 0, 0, &[])?, 0);
+                self.blocks.iter_mut().for_each(|block| drop(block.drain(..block.len() - 1)));
+                continue;
+            }
+            let count = 1 + self.random.next_below(MAX_WRITE_BLOCKS);
+            let at = self.random.next_below(CLIENT_BLOCKS - count);
+            let (is_zeros, fua) = (choice == 1, u16::from(choice == 2));
+            self.writes += 1;
+            let number = if is_zeros { 0 } else { self.writes };
+            let written = at as usize..(at + count) as usize;
+            // From here on the blocks may have it, answered or not.
+            self.blocks[written.clone()].iter_mut().for_each(|block| block.push(number));
+            let (offset, len) = ((self.first_block + at) * BLOCK as u64, count as usize * BLOCK);
+            let payload = Self::contents(number).repeat(count as usize);
+            let answer = match is_zeros {
+                true => client.try_call((WRITE_ZEROES, fua), offset, len, &[])?,
+                false => client.try_call((WRITE, fua), offset, len, &payload)?,
+            };
+            assert_eq!(answer, 0);
+            if fua == FUA {
+                self.blocks[written].iter_mut().for_each(|block| *block = vec![number]);
+            }
+        }
+    }
+
+    /// Compares the blocks with what they may have. What they have is durable from then on.
+    fn check(&mut self, client: &mut SimpleClient, what: &str) {
+        let bytes = client.read(self.first_block * BLOCK as u64, CLIENT_BLOCKS as usize * BLOCK);
+        for ((nth, allowed), found) in self.blocks.iter_mut().enumerate().zip(bytes.chunks(BLOCK)) {
+            let number = u64::from_le_bytes(found[..8].try_into().unwrap());
+            assert!(found == Self::contents(number), "{what}: block {nth} is torn");
+            assert!(allowed.contains(&number), "{what}: block {nth} has {number} of {allowed:?}");
+            *allowed = vec![number];
+        }
+    }
+}
+
+#[test]
+fn flushed_writes_survive_kills() {
+    let draconis = Draconis::new();
+    let socket = draconis.path("sock");
+    for image in make_images(&draconis) {
+        let mut writers: Vec<_> = (0..CLIENTS).map(|nth| Writer::new(nth, 1)).collect();
+        for round in 0..rounds(4) {
+            let export = Export::at(&draconis, "sock", &[&image]);
+            let threads = writers.into_iter().map(|mut writer| {
+                let mut client = SimpleClient::connect(&socket);
+                std::thread::spawn(move || {
+                    writer.write_until_killed(&mut client).unwrap_err();
+                    writer
+                })
+            });
+            let threads: Vec<_> = threads.collect();
+            std::thread::sleep(Duration::from_millis(100 + 37 * (round % 20)));
+            kill(&draconis, export, &image);
+            writers = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            let export = Export::at(&draconis, "sock", &[&image]);
+            let mut client = SimpleClient::connect(&socket);
+            let what = format!("{image}, kill {round}");
+            writers.iter_mut().for_each(|writer| writer.check(&mut client, &what));
+            drop(client);
+            export.end();
+        }
+        assert!(writers.iter().all(|writer| writer.writes > 0));
+    }
+}
+
+/// A mounted directory of nbdfuse, with the disk as a file.
+struct NbdFuse(PathBuf, Child);
+
+impl NbdFuse {
+    fn mount(draconis: &Draconis, uri: &str) -> Self {
+        let at = draconis.make_dir("fuse");
+        let child = Command::new("nbdfuse").args([text(&at), uri]).spawn().unwrap();
+        let file = at.join("nbd");
+        wait_until("nbdfuse mounts", || file.exists());
+        Self(at, child)
+    }
+}
+
+impl Drop for NbdFuse {
+    fn drop(&mut self) {
+        let _ = Command::new("fusermount3").args(["-u", "-z", text(&self.0)]).status();
+        let _ = self.1.kill();
+        let _ = self.1.wait();
+    }
+}
+
+/// A volume made and filled through the export, which is killed meanwhile.
+#[test]
+fn journals_of_killed_exports_replay() {
+    for tool in ["nbdfuse", "nbdcopy", "fusermount3", "e2fsck"] {
+        if !has_tool("journals of killed exports", tool) {
+            return;
+        }
+    }
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    make_source_tree(&tree);
+    for nth in 0..200 {
+        std::fs::write(tree.join(format!("more-{nth}")), vec![nth as u8; 20_000]).unwrap();
+    }
+    for image in make_images(&draconis) {
+        for round in 0..rounds(2) {
+            let export = Export::at(&draconis, "sock", &[&image]);
+            let fuse = NbdFuse::mount(&draconis, export.uri());
+            let file = fuse.0.join("nbd");
+            succeed(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", text(&file)]));
+            let mut put = draconis.command();
+            put.args(["put", "-r", text(&tree), &format!("{}:/", text(&file))]);
+            let mut put = put.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+            std::thread::sleep(Duration::from_millis(20 + 61 * (round % 20)));
+            kill(&draconis, export, &image);
+            let _ = put.wait();
+            drop(fuse);
+            let export = Export::at(&draconis, "sock", &["-r", &image]);
+            let copy = draconis.path("copy");
+            let _ = std::fs::remove_file(&copy);
+            succeed(Command::new("nbdcopy").args([export.uri(), text(&copy)]));
+            export.end();
+            let replay = ["-fy", "-E", "journal_only", text(&copy)];
+            succeed(Command::new("e2fsck").args(replay).stderr(Stdio::null()));
+            run_e2fsck(&copy);
+        }
+    }
+}
+
+/// Starts and kills an export some times, or until `client` has ended.
+fn kill_until_ended(draconis: &Draconis, image: &str, client: &mut Child) {
+    for round in 0..2 * rounds(1) {
+        let export = Export::at(draconis, "sock", &[image]);
+        for _ in 0..15 + 3 * (round % 5) {
+            if client.try_wait().unwrap().is_some() {
+                return export.end();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        kill(draconis, export, image);
+    }
+    let export = Export::at(draconis, "sock", &[image]);
+    wait_until("the client ends", || client.try_wait().unwrap().is_some());
+    export.end();
+}
+
+#[test]
+fn clients_that_connect_again_see_no_error() {
+    for tool in ["qemu-io", "nbdkit", "nbdcopy"] {
+        if !has_tool("clients that connect again", tool) {
+            return;
+        }
+    }
+    let draconis = Draconis::new();
+    let socket = draconis.path("sock");
+    let source = draconis.path("source");
+    let mut random = Random::new(5);
+    let bytes: Vec<u8> = (0..4 << 20).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+    std::fs::write(&source, &bytes).unwrap();
+    for image in make_images(&draconis) {
+        // The first connection finds an export.
+        let export = Export::at(&draconis, "sock", &[&image]);
+        let mut qemu = Command::new("qemu-io");
+        let server = format!("server.type=unix,server.path={}", text(&socket));
+        // Each write is durable when it is answered, so none is lost with the export.
+        qemu.args(["--image-opts", "-t", "writethrough"]);
+        qemu.arg(format!("driver=nbd,{server},reconnect-delay=60"));
+        let count = 60 * rounds(1).min(20);
+        for nth in 0..count {
+            qemu.args(["-c", &format!("write -P {} {}k 192k", 1 + nth % 200, nth * 200)]);
+            qemu.args(["-c", "sleep 20"]);
+        }
+        for nth in 0..count {
+            qemu.args(["-c", &format!("read -P {} {}k 192k", 1 + nth % 200, nth * 200)]);
+        }
+        let output = std::fs::File::create(draconis.path("said")).unwrap();
+        let mut client = qemu.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        kill(&draconis, export, &image);
+        kill_until_ended(&draconis, &image, &mut client);
+        let said = std::fs::read_to_string(draconis.path("said")).unwrap();
+        let is_good = client.wait().unwrap().success()
+            && said.lines().filter(|line| line.contains("bytes at offset")).count()
+                == 2 * count as usize
+            && !said.contains("fail");
+        assert!(is_good, "{image}: {said}");
+        // nbdkit's retry filter opens its connection again and repeats what failed.
+        let export = Export::at(&draconis, "sock", &[&image]);
+        let mut nbdkit = Command::new("nbdkit");
+        nbdkit.args(["-U", "-", "--filter=retry", "nbd", &format!("socket={}", text(&socket))]);
+        nbdkit.args(["retry=50", "retries=200", "retry-delay=1", "retry-exponential=no", "--run"]);
+        nbdkit.arg(format!("nbdcopy --synchronous --flush {} $uri", text(&source)));
+        let mut client = nbdkit.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(150));
+        drop(export);
+        kill_until_ended(&draconis, &image, &mut client);
+        assert!(client.wait().unwrap().success(), "{image}");
+    }
+}
