@@ -391,6 +391,22 @@ fn writes_without_a_write_cache_are_durable() {
 }
 
 #[test]
+fn disks_that_lose_writes_with_their_process_have_no_write_cache() {
+    let disk = Arc::new(CountsFlushes(memory_disk(), 0.into()));
+    let device = Arc::new(Device::new(disk.clone(), "").with_durable_writes());
+    let resources = Arc::new(Resources::new().unwrap());
+    let (stream, other) = UnixStream::pair().unwrap();
+    let serving = std::thread::spawn(move || serve(other, &device, &resources));
+    let mut driver = Driver::connect(stream, Guest::new(), u64::MAX);
+    assert_eq!(driver.config(32, 1), [0]);
+    driver.front_end.set_config(32, VhostUserConfigFlags::WRITABLE, &[1]).unwrap();
+    assert_eq!(driver.config(32, 1), [0], "the guest cannot switch it on");
+    assert_eq!(driver.request(OUT, 1, &[1; 512], 0).0, OK);
+    assert_eq!(disk.1.load(std::sync::atomic::Ordering::SeqCst), 1);
+    end(driver, serving);
+}
+
+#[test]
 fn stopped_queues_continue_where_they_were() {
     let (mut driver, serving) = connect(memory_disk(), u64::MAX);
     for sector in 0..5 {

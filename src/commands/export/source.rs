@@ -39,6 +39,8 @@ pub struct Source {
     pub disk: Arc<dyn Disk>,
     /// The same disk, if its file has to be closed cleanly.
     pub session: Option<Arc<dyn SessionDisk>>,
+    /// True if a write that reads see survives the death of this process: it is in the file.
+    pub survives_death: bool,
 }
 
 impl UnreadSources {
@@ -95,6 +97,7 @@ impl UnreadSources {
         let stores = stores.collect::<anyhow::Result<Vec<OpenStoreDisk>>>()?;
         let place = self.place;
         let images = self.images.into_iter().map(|(image, source)| {
+            let is_in_store = matches!(source, UnreadSource::InStore(..));
             let opened = match source {
                 UnreadSource::InStore(store, name) => {
                     let store = stores.get(store).context("a store that was opened")?;
@@ -113,9 +116,10 @@ impl UnreadSources {
                         .with_context(|| image.display().to_string())?
                 }
             };
-            let OpenedImage { disk, session, .. } = opened;
+            let OpenedImage { disk, session, format } = opened;
+            let survives_death = !is_in_store && format.is_none() && session.is_none();
             let disk = select(disk, &place).with_context(|| image.display().to_string())?;
-            Ok(Source { image, disk, session })
+            Ok(Source { image, disk, session, survives_death })
         });
         images.collect()
     }
