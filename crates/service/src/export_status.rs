@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::client::RuntimeDir;
 use crate::sandbox::Confinement;
 
 /// Timeout of an exporting process.
@@ -66,22 +65,21 @@ pub struct ExportStatus {
     pub last_error: Option<String>,
 }
 
-/// Creates the directory of the sockets, and returns the path of this process's socket.
+/// Creates `sockets`, the directory of the sockets, and returns the path of this process's socket.
 ///
 /// # Errors
 /// The system's error.
-pub fn own_socket(directory: &RuntimeDir) -> std::io::Result<PathBuf> {
-    let sockets = directory.export_sockets();
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&sockets)?;
+pub fn own_socket(sockets: &Path) -> std::io::Result<PathBuf> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets)?;
     Ok(sockets.join(format!("{}.sock", std::process::id())))
 }
 
-/// Returns the state of all exporting processes, in order of their ids.
+/// Returns the state of all exporting processes with a socket in `sockets`, in order of their ids.
 ///
 /// # Errors
 /// The error of reading the directory.
-pub fn list_exports(directory: &RuntimeDir) -> std::io::Result<Vec<ExportProcess>> {
-    let names = match std::fs::read_dir(directory.export_sockets()) {
+pub fn list_exports(sockets: &Path) -> std::io::Result<Vec<ExportProcess>> {
+    let names = match std::fs::read_dir(sockets) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
         names => names?,
     };

@@ -3,7 +3,7 @@
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::error::RingError;
-use crate::memory::Segment;
+use crate::memory::{Segment, total_len};
 
 const DESCRIPTOR_BYTES: u64 = 16;
 /// Maximum number of descriptors of an indirect table. It may exceed the size of the ring.
@@ -50,7 +50,7 @@ pub(crate) struct Chain {
 ///
 /// # Errors
 /// A loop, an index outside the table, an indirect table in an indirect one, memory that does not
-/// exist, or a part to be read after one to be written.
+/// exist, more than 4 GiB, or a part to be read after one to be written.
 pub(crate) fn read_chain(
     memory: &GuestMemoryMmap,
     table: u64,
@@ -97,6 +97,9 @@ pub(crate) fn read_chain(
             break;
         }
         index = descriptor.next;
+    }
+    if total_len(&chain.readable) + total_len(&chain.writable) > u64::from(u32::MAX) {
+        return Err(RingError::Chain("more than 4 GiB"));
     }
     chain.readable.retain(|segment| segment.len > 0);
     chain.writable.retain(|segment| segment.len > 0);

@@ -27,6 +27,8 @@ pub struct Device {
     newest: Mutex<Option<Ticket>>,
     /// Held alone by a write that reads a sector before it changes a part of it.
     sectors: RwLock<()>,
+    /// True if a write is answered only once it is durable.
+    has_durable_writes: bool,
     /// True since the first discard: holes may not be durable from then on.
     is_discarded: AtomicBool,
     /// True once requests may be left to a successor.
@@ -58,9 +60,21 @@ impl Device {
             serial: bytes,
             newest: Mutex::new(None),
             sectors: RwLock::new(()),
+            has_durable_writes: false,
             is_discarded: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
         }
+    }
+
+    /// Answers writes only once they are durable, for a disk that loses visible writes when its
+    /// process dies. The guest goes on with a successor and would miss them.
+    #[must_use]
+    pub fn with_durable_writes(self) -> Self {
+        Self { has_durable_writes: true, ..self }
+    }
+
+    pub(crate) fn has_durable_writes(&self) -> bool {
+        self.has_durable_writes
     }
 
     /// Returns the sizes and guarantees of the disk.

@@ -11,7 +11,8 @@
 //! Law 2: a request is recorded in the in-flight area before it is carried out, and removed from it
 //! after its entry in the used ring. A successor carries out what is recorded.
 //! Law 3: a write is answered once every read sees it; without a write cache, and by a flush, once it
-//! is durable.
+//! is durable. A guest survives this process, so [`Device::with_durable_writes`] is for disks that
+//! lose visible writes with it.
 //! Law 4: the front end can truncate memory that it shares, unless the memory is sealed. The next
 //! access then ends the process (SIGBUS), so a process serves one front end.
 //!

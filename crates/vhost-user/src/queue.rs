@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -128,7 +129,9 @@ impl Queue {
 
     fn run(self: &Arc<Self>) {
         let mut term = None;
-        if let Err(error) = self.run_requests(&mut term) {
+        let run = AssertUnwindSafe(|| self.run_requests(&mut term));
+        let ended = catch_unwind(run).map_err(|_| "a thread panicked".to_owned());
+        if let Err(error) = ended.and_then(|ended| ended.map_err(|error| error.to_string())) {
             log::error!("queue {} is broken and stops: {error}", self.index);
             self.is_stopping.store(true, Ordering::SeqCst);
             notify(self.notifiers.lock().error.as_ref());

@@ -138,7 +138,8 @@ impl Session {
             0 => self.features & FLUSH != 0,
             _ => self.has_write_cache,
         };
-        self.shared.is_write_through.store(!has_cache, Ordering::SeqCst);
+        let is_write_through = !has_cache || self.shared.device.has_durable_writes();
+        self.shared.is_write_through.store(is_write_through, Ordering::SeqCst);
     }
 
     fn apply_memory(&mut self) -> Result<()> {
@@ -318,7 +319,9 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        let space = config::space(self.shared.device.properties(), self.has_write_cache);
+        let device = &self.shared.device;
+        let has_write_cache = self.has_write_cache && !device.has_durable_writes();
+        let space = config::space(device.properties(), has_write_cache);
         let end = offset.checked_add(size).ok_or(Error::InvalidParam)? as usize;
         let part = space.get(offset as usize..end).ok_or(Error::InvalidParam)?;
         Ok(part.to_vec())

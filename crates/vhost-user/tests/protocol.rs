@@ -10,10 +10,10 @@ use draconis_device::{Disk, Extent, MemoryDisk};
 use draconis_types::Block;
 use draconis_vhost_user::{ConnectionError, Device, Resources, serve};
 use driver::*;
-use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserConfigFlags;
-use vm_memory::{Bytes, GuestAddress};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 type Serving = JoinHandle<Result<(), ConnectionError>>;
 
@@ -391,6 +391,22 @@ fn writes_without_a_write_cache_are_durable() {
 }
 
 #[test]
+fn disks_that_lose_writes_with_their_process_have_no_write_cache() {
+    let disk = Arc::new(CountsFlushes(memory_disk(), 0.into()));
+    let device = Arc::new(Device::new(disk.clone(), "").with_durable_writes());
+    let resources = Arc::new(Resources::new().unwrap());
+    let (stream, other) = UnixStream::pair().unwrap();
+    let serving = std::thread::spawn(move || serve(other, &device, &resources));
+    let mut driver = Driver::connect(stream, Guest::new(), u64::MAX);
+    assert_eq!(driver.config(32, 1), [0]);
+    driver.front_end.set_config(32, VhostUserConfigFlags::WRITABLE, &[1]).unwrap();
+    assert_eq!(driver.config(32, 1), [0], "the guest cannot switch it on");
+    assert_eq!(driver.request(OUT, 1, &[1; 512], 0).0, OK);
+    assert_eq!(disk.1.load(std::sync::atomic::Ordering::SeqCst), 1);
+    end(driver, serving);
+}
+
+#[test]
 fn stopped_queues_continue_where_they_were() {
     let (mut driver, serving) = connect(memory_disk(), u64::MAX);
     for sector in 0..5 {
@@ -453,6 +469,35 @@ fn successors_carry_out_what_is_in_flight() {
     assert_eq!(read(&disk, 103 * 512, 512), [103; 512], "answered, so not carried out again");
     assert_eq!(driver.request(READ, 0, &[], 512).0, OK);
     end(driver, serving);
+}
+
+#[test]
+fn memory_is_added_and_removed() {
+    let (mut driver, serving) = connect(memory_disk(), u64::MAX);
+    let other = Guest::new();
+    let mut region =
+        VhostUserMemoryRegionInfo::from_guest_region(other.memory.iter().next().unwrap()).unwrap();
+    region.guest_phys_addr = 1 << 30;
+    driver.front_end.add_mem_region(&region).unwrap();
+    driver.guest.write_request(0, READ, 9, &[], 512);
+    driver.guest.set_descriptor(1, 1 << 30, 512, NEXT | WRITE, 2);
+    driver.guest.make_available(0);
+    driver.kick();
+    assert_eq!(driver.wait_used(), Some((0, 513)));
+    let mut bytes = [0; 512];
+    other.memory.read_slice(&mut bytes, GuestAddress(0)).unwrap();
+    assert_eq!(bytes, [9; 512]);
+    driver.front_end.remove_mem_region(&region).unwrap();
+    assert_eq!(driver.request(READ, 8, &[], 512), (OK, vec![8; 512]));
+    driver.guest.set_descriptor(1, 1 << 30, 512, NEXT | WRITE, 2);
+    driver.guest.make_available(0);
+    driver.kick();
+    assert_eq!(driver.wait_used(), None);
+    // Regions that overlap.
+    region.guest_phys_addr = MEMORY_BYTES as u64 - 4096;
+    assert!(driver.front_end.add_mem_region(&region).is_err());
+    drop(driver);
+    assert!(serving.join().unwrap().is_err());
 }
 
 /// Descriptors, rings, headers and the in-flight area change at random while they are read.

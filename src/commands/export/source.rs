@@ -76,6 +76,8 @@ pub struct Source {
     pub session: Option<Arc<dyn SessionDisk>>,
     /// Clones of the disk, if each connection gets one.
     pub clones: Option<Arc<Clones>>,
+    /// True if a write that reads see survives the death of this process: it is in the file.
+    pub survives_death: bool,
 }
 
 impl UnreadSources {
@@ -161,6 +163,7 @@ impl UnreadSources {
         let (place, clone_names) = (self.place, self.clones);
         let images = self.images.into_iter().map(|(image, source)| {
             let mut clones = None;
+            let is_in_store = matches!(source, UnreadSource::InStore(..));
             let opened = match source {
                 UnreadSource::InStore(store, mut name) => {
                     let store = stores.get(store).context("a store that was opened")?;
@@ -191,9 +194,10 @@ impl UnreadSources {
                         .with_context(|| image.display().to_string())?
                 }
             };
-            let OpenedImage { disk, session, .. } = opened;
+            let OpenedImage { disk, session, format } = opened;
+            let survives_death = !is_in_store && format.is_none() && session.is_none();
             let disk = select(disk, &place).with_context(|| image.display().to_string())?;
-            Ok(Source { image, disk, session, clones })
+            Ok(Source { image, disk, session, survives_death, clones })
         });
         images.collect()
     }

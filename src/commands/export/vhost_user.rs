@@ -47,10 +47,14 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
     let confinement = image::confine_export()?;
 
     let mut sources = sources.start()?;
-    let Source { image, disk, session, .. } = sources.pop().context("an image")?;
+    let Source { image, disk, session, survives_death, .. } = sources.pop().context("an image")?;
     let file_name = image.file_name().unwrap_or(image.as_os_str()).to_string_lossy();
     let name = arguments.name.as_deref().unwrap_or(&file_name);
-    let device = Arc::new(Device::new(disk, name));
+    let mut device = Device::new(disk, name);
+    if !survives_death {
+        device = device.with_durable_writes();
+    }
+    let device = Arc::new(device);
     if device.properties().read_only && !arguments.read_only {
         report::print_notes(&[format!("read-only: {} can only be read", image.display())]);
     }
