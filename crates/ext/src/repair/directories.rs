@@ -11,6 +11,7 @@ use super::maps::MappedRun;
 use crate::check::raw_inode::has_map;
 use crate::check::{Problem, What};
 use crate::dir::build::{DirectoryFormat, NewDirent, build_directory};
+use crate::dir::remains::visit_entries;
 use crate::format::dir_tail;
 use crate::format::dirent::{DirBlockFormat, rec_len_from_disk};
 use crate::format::features::{Compatible, Incompatible};
@@ -416,14 +417,56 @@ impl Fixer<'_> {
         for it in &listing.names {
             names.insert(&it.name);
         }
+        let known = self.removed_names(&inodes.iter().copied().collect())?;
         for inode in inodes {
-            let name = names.insert(format!("#{inode}").as_bytes());
+            let nameless = format!("#{inode}").into_bytes();
+            let name = names.insert(known.get(inode).unwrap_or(&nameless));
             listing.names.push(Name { name, inode: *inode });
         }
         let mut slot = self.slot(dir)?;
         let parent = listing.parent.unwrap_or(ROOT);
         self.write_directory(dir, &mut slot, parent, &listing.names)?;
         self.put_slot(dir, slot)
+    }
+
+    /// Returns the names of inodes that are left in directories behind other names. An inode with
+    /// several has none.
+    fn removed_names(&self, inodes: &BTreeSet<u32>) -> Result<BTreeMap<u32, Vec<u8>>> {
+        let check = self.check()?;
+        let mut found: BTreeMap<u32, BTreeSet<Vec<u8>>> = BTreeMap::new();
+        let others = check.super_.first_inode.0..=check.super_.inodes;
+        for dir in std::iter::once(ROOT).chain(others) {
+            if !check.inode_states.get(dir).is_directory() {
+                continue;
+            }
+            let slot = self.slot(dir)?;
+            let (raw, _) = RawInode::ref_from_prefix(&slot).map_err(|_| Error::corrupt("inode"))?;
+            if !has_map(check, raw) || raw.i_flags.get() & flags::ENCRYPT != 0 {
+                continue;
+            }
+            let blocks = self.runs(dir, &slot)?.into_iter();
+            let blocks =
+                blocks.flat_map(|run| run.start..run.start.saturating_add(run.blocks.into()));
+            for at in blocks.filter(|at| !check.metadata.contains(check.block_index(*at))) {
+                let bytes = self.block(at)?;
+                let area = dir_tail::dirent_area(&bytes, check.super_.checksum_seed.is_some());
+                visit_entries(area, &check.super_, &mut |entry, is_used| {
+                    let number = entry.inode.0;
+                    let code = check.inode_states.get(number).file_type();
+                    let kind = FileType::from_number(code.into());
+                    let fits = entry.kind.is_none_or(|it| Some(it) == kind);
+                    if !is_used && fits && inodes.contains(&number) {
+                        let names = found.entry(number).or_default();
+                        // Two say as much as more.
+                        if names.len() < 2 {
+                            names.insert(entry.name.to_vec());
+                        }
+                    }
+                });
+            }
+        }
+        let only = found.into_iter().filter(|(_, names)| names.len() == 1);
+        Ok(only.flat_map(|(inode, names)| names.into_iter().map(move |it| (inode, it))).collect())
     }
 
     /// Returns the directory `lost+found` of the root, which is made if it is missing.
