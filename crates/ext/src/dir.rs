@@ -8,6 +8,7 @@ pub(crate) mod edit;
 mod htree;
 mod linear;
 pub(crate) mod name_query;
+pub(crate) mod remains;
 
 use draconis_types::FileType;
 

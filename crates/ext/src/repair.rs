@@ -9,7 +9,7 @@
 //! all is written as one change: a cut leaves the old volume or the repaired one.
 //! Law 2: each fix answers a problem of the check. A problem without a fix ends the repair.
 //! Law 3: what could be read stays readable: blocks claimed twice are copied, and what has no name
-//! gets one in `lost+found`.
+//! gets one in `lost+found`: the one that a directory still has behind another, if that is the only.
 //! Law 4: a block that a file had at any time of the repair holds nothing new, and no log.
 //! Law 5: maps and directories are not patched but built anew from what is valid in them.
 

@@ -230,3 +230,48 @@ fn wild_damage_is_repaired_or_left() {
     eprintln!("{whole} repaired, {left} left");
     assert!(whole > 5 && left > 0, "{whole} repaired, {left} left");
 }
+
+/// Names of files without one are those that directories still have behind others, if they are sure.
+#[test]
+fn files_without_a_name_get_their_removed_one() {
+    for arguments in [
+        &["-t", "ext2", "-b", "1024"][..],
+        &["-t", "ext4", "-b", "4096"],
+        &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum"],
+    ] {
+        let source = tempfile::tempdir().unwrap();
+        for dir in ["one", "other"] {
+            std::fs::create_dir(source.path().join(dir)).unwrap();
+            for nth in 0..8 {
+                let path = source.path().join(dir).join(format!("{dir}-{nth}"));
+                std::fs::write(path, format!("{dir} {nth}")).unwrap();
+            }
+        }
+        let Some(image) = Image::make(Some(source.path()), "8M", arguments) else { return };
+        let number = |path: &str| -> u32 {
+            let said = image.debugfs(&format!("stat {path}")).unwrap();
+            said.split_whitespace().nth(1).unwrap().parse().unwrap()
+        };
+        let (two, five) = (number("/one/one-2"), number("/one/one-5"));
+        image.debugfs_write("ln /one/one-5 /other/another-name").unwrap();
+        for path in ["/one/one-2", "/one/one-5", "/other/another-name"] {
+            image.debugfs_write(&format!("unlink {path}")).unwrap();
+        }
+        let disk: Arc<dyn Disk> =
+            Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+        let repair = plan(&disk, &repairing::options(), &|_, _| {}).unwrap();
+        assert!(repair.unfixed.is_empty(), "{:?}", repair.unfixed);
+        repair.write(&*disk, None, None).unwrap();
+        let mut bytes = vec![0; 8 << 20];
+        let whole = Extent::new(0, bytes.len() as u64);
+        disk.read_now(whole, Block::private(8 << 20)).unwrap().copy_out(0, &mut bytes);
+        let repaired = Image::from_bytes(&bytes);
+        assert!(common::run_tool("e2fsck", &["-fn", repaired.path()]).is_some());
+        let names = repaired.debugfs("ls -l /lost+found").unwrap();
+        // Two names of one inode: neither is sure.
+        let has = |name: &str| names.split_whitespace().any(|it| it == name);
+        assert!(has("one-2") && has(&format!("#{five}")), "{arguments:?}: {names}");
+        assert!(!has(&format!("#{two}")) && !has("another-name"), "{names}");
+        assert_eq!(repaired.debugfs("cat /lost+found/one-2").unwrap(), "one 2");
+    }
+}

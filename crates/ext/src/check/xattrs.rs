@@ -252,7 +252,7 @@ pub(super) fn check_xattr_list(
 
 /// Returns the inline data value. If any value, even an empty one, begins outside the inode,
 /// `e2fsck` finds none, and so does this.
-pub(super) fn inline_data_value(slot: &[u8]) -> Option<&[u8]> {
+pub(crate) fn inline_data_value(slot: &[u8]) -> Option<&[u8]> {
     let extra = le16(slot, size_of::<RawInode>())?;
     let rest = slot.get(size_of::<RawInode>().checked_add(extra.into())?..)?;
     let body = rest.get(4..).filter(|_| le32(rest, 0) == Some(MAGIC))?;

@@ -7,18 +7,24 @@ use zerocopy::FromBytes;
 
 use super::Fixer;
 use super::groups::initialise;
+use super::inodes::set_inline_list;
 use super::maps::MappedRun;
 use crate::check::raw_inode::has_map;
+use crate::check::xattrs::inline_data_value;
 use crate::check::{Problem, What};
 use crate::dir::broken_chain::{next_chain, parse};
 use crate::dir::build::{DirectoryFormat, NewDirent, build_directory};
+use crate::dir::remains::visit_entries;
 use crate::format::dir_tail;
 use crate::format::dirent::DirBlockFormat;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::NameHash;
-use crate::format::inode::{RawInode, flags};
+use crate::format::inline::{InlineData, POINTER_BYTES};
+use crate::format::inode::{POINTERS, RawInode, flags};
 use crate::format::inode_slot::{InodeSlot, InodeTime};
 use crate::format::le16;
+use crate::format::xattr::edit::read_body;
+use crate::map::extents::empty_root;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FileId, InodeNumber, Result};
 
@@ -69,6 +75,7 @@ impl Fixer<'_> {
             return Ok(());
         }
         let mut damaged = BTreeMap::new();
+        let mut unfit: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
         let mut renamed_twice = BTreeSet::new();
         for problem in problems {
             let Some(InodeNumber(number)) = problem.inode else { continue };
@@ -77,18 +84,22 @@ impl Fixer<'_> {
                     renamed_twice.insert(number);
                     self.done(problem, "the directory keeps the name that its .. agrees with");
                 }
-                What::EntryEncryption => {}
+                What::EntryEncryption => {
+                    let child = problem.found.and_then(|it| u32::try_from(it).ok());
+                    unfit.entry(number).or_default().extend(child);
+                    self.done(problem, "the name is removed; the file gets one in lost+found");
+                }
                 _ => {
-                    let slot = self.slot(number)?;
-                    if !is_inline(&slot) {
-                        damaged.insert(number, ());
-                        self.done(problem, "the directory is built anew from its valid entries");
-                    }
+                    damaged.insert(number, ());
+                    self.done(problem, "the directory is built anew from its valid entries");
                 }
             }
         }
         for number in damaged.into_keys() {
             self.rebuild_directory(number, None, &BTreeSet::new())?;
+        }
+        for (number, drops) in unfit {
+            self.rebuild_without(number, &drops, false)?;
         }
         if renamed_twice.is_empty() {
             return Ok(());
@@ -156,10 +167,23 @@ impl Fixer<'_> {
         let slot = self.slot(number)?;
         let (raw, _) = RawInode::ref_from_prefix(&slot).map_err(|_| Error::corrupt("inode"))?;
         let mut found = Listing::default();
+        let is_encrypted = raw.i_flags.get() & flags::ENCRYPT != 0;
+        if is_inline(&slot) {
+            let value = inline_data_value(&slot).unwrap_or_default();
+            let pointers = raw.i_block.map(|word| word.get().to_le_bytes());
+            let mut bytes = [0; POINTER_BYTES];
+            bytes.copy_from_slice(pointers.as_flattened());
+            let inside = InlineData::new(&bytes, value);
+            found.parent = inside.parent().ok().map(|it| it.0);
+            for part in inside.dir_parts() {
+                self.read_entries(part.entries, is_encrypted, number, &mut found)?;
+            }
+            make_unique(&mut found);
+            return Ok(found);
+        }
         if !has_map(check, raw) {
             return Ok(found);
         }
-        let is_encrypted = raw.i_flags.get() & flags::ENCRYPT != 0;
         let sums = check.super_.checksum_seed.is_some();
         let mut seen = BTreeSet::new();
         for run in self.runs(number, &slot)? {
@@ -173,10 +197,7 @@ impl Fixer<'_> {
                 self.read_entries(area, is_encrypted, number, &mut found)?;
             }
         }
-        let mut names = UniqueNames::default();
-        for it in &mut found.names {
-            it.name = names.insert(&it.name);
-        }
+        make_unique(&mut found);
         Ok(found)
     }
 
@@ -276,7 +297,18 @@ impl Fixer<'_> {
         names: &[Name],
     ) -> Result<()> {
         let check = self.check()?;
-        let set = InodeSlot::from_bytes(slot)?.flags();
+        let mut it = InodeSlot::from_bytes(slot)?;
+        if it.flags() & flags::INLINE_DATA != 0 {
+            // A directory inside its inode gets blocks: what it needs anew may not fit there.
+            let mut list = read_body(it.inline_xattrs()).unwrap_or_default();
+            list.retain(|it| !it.is_inline_data());
+            set_inline_list(&mut it, &list);
+            let extents = check.super_.incompatible.contains(Incompatible::EXTENTS);
+            let mapping = if extents { flags::EXTENTS } else { 0 };
+            it.set_flags(it.flags() & !flags::INLINE_DATA | mapping);
+            it.set_pointers(if extents { empty_root() } else { [0; POINTERS] });
+        }
+        let set = it.flags();
         let style = self.directory_format(set)?;
         let kind = |inode: u32| {
             let code = check.inode_states.get(inode).file_type();
@@ -336,10 +368,8 @@ impl Fixer<'_> {
         for problem in problems.iter().filter(|it| it.what == What::Parent) {
             let expected = problem.expected.and_then(|it| u32::try_from(it).ok());
             let (Some(InodeNumber(number)), Some(_)) = (problem.inode, expected) else { continue };
-            if !is_inline(&self.slot(number)?) {
-                self.rebuild_directory(number, expected, &BTreeSet::new())?;
-                self.done(problem, "the entry .. is set");
-            }
+            self.rebuild_directory(number, expected, &BTreeSet::new())?;
+            self.done(problem, "the entry .. is set");
         }
         if lost.is_empty() {
             return Ok(());
@@ -368,9 +398,7 @@ impl Fixer<'_> {
             if let Some(parent) = parents.get(top) {
                 self.rebuild_without(*parent, &[*top].into(), false)?;
             }
-            if !is_inline(&self.slot(*top)?) {
-                self.rebuild_directory(*top, Some(attached), &BTreeSet::new())?;
-            }
+            self.rebuild_directory(*top, Some(attached), &BTreeSet::new())?;
         }
         for problem in problems.iter().filter(|it| it.what == What::Unconnected) {
             self.done(problem, "the directory, or one above it, gets a name in lost+found");
@@ -389,14 +417,56 @@ impl Fixer<'_> {
         for it in &listing.names {
             names.insert(&it.name);
         }
+        let known = self.removed_names(&inodes.iter().copied().collect())?;
         for inode in inodes {
-            let name = names.insert(format!("#{inode}").as_bytes());
+            let nameless = format!("#{inode}").into_bytes();
+            let name = names.insert(known.get(inode).unwrap_or(&nameless));
             listing.names.push(Name { name, inode: *inode });
         }
         let mut slot = self.slot(dir)?;
         let parent = listing.parent.unwrap_or(ROOT);
         self.write_directory(dir, &mut slot, parent, &listing.names)?;
         self.put_slot(dir, slot)
+    }
+
+    /// Returns the names of inodes that are left in directories behind other names. An inode with
+    /// several has none.
+    fn removed_names(&self, inodes: &BTreeSet<u32>) -> Result<BTreeMap<u32, Vec<u8>>> {
+        let check = self.check()?;
+        let mut found: BTreeMap<u32, BTreeSet<Vec<u8>>> = BTreeMap::new();
+        let others = check.super_.first_inode.0..=check.super_.inodes;
+        for dir in std::iter::once(ROOT).chain(others) {
+            if !check.inode_states.get(dir).is_directory() {
+                continue;
+            }
+            let slot = self.slot(dir)?;
+            let (raw, _) = RawInode::ref_from_prefix(&slot).map_err(|_| Error::corrupt("inode"))?;
+            if !has_map(check, raw) || raw.i_flags.get() & flags::ENCRYPT != 0 {
+                continue;
+            }
+            let blocks = self.runs(dir, &slot)?.into_iter();
+            let blocks =
+                blocks.flat_map(|run| run.start..run.start.saturating_add(run.blocks.into()));
+            for at in blocks.filter(|at| !check.metadata.contains(check.block_index(*at))) {
+                let bytes = self.block(at)?;
+                let area = dir_tail::dirent_area(&bytes, check.super_.checksum_seed.is_some());
+                visit_entries(area, &check.super_, &mut |entry, is_used| {
+                    let number = entry.inode.0;
+                    let code = check.inode_states.get(number).file_type();
+                    let kind = FileType::from_number(code.into());
+                    let fits = entry.kind.is_none_or(|it| Some(it) == kind);
+                    if !is_used && fits && inodes.contains(&number) {
+                        let names = found.entry(number).or_default();
+                        // Two say as much as more.
+                        if names.len() < 2 {
+                            names.insert(entry.name.to_vec());
+                        }
+                    }
+                });
+            }
+        }
+        let only = found.into_iter().filter(|(_, names)| names.len() == 1);
+        Ok(only.flat_map(|(inode, names)| names.into_iter().map(move |it| (inode, it))).collect())
     }
 
     /// Returns the directory `lost+found` of the root, which is made if it is missing.
@@ -406,10 +476,7 @@ impl Fixer<'_> {
         let is_dir = |it: &&Name| check.inode_states.get(it.inode).is_directory();
         let mut own = root.names.iter().filter(|it| it.name == LOST_AND_FOUND);
         if let Some(found) = own.find(is_dir) {
-            let number = found.inode;
-            if !is_inline(&self.slot(number)?) {
-                return Ok(number);
-            }
+            return Ok(found.inode);
         }
         let number = self.take_inode()?;
         let mut slot = self.empty_slot()?;
@@ -441,9 +508,17 @@ impl Fixer<'_> {
 }
 
 /// Returns true for contents inside the inode.
-pub(super) fn is_inline(slot: &[u8]) -> bool {
+fn is_inline(slot: &[u8]) -> bool {
     RawInode::ref_from_prefix(slot)
         .is_ok_and(|(raw, _)| raw.i_flags.get() & flags::INLINE_DATA != 0)
+}
+
+/// Gives names that are there twice a suffix.
+fn make_unique(listing: &mut Listing) {
+    let mut names = UniqueNames::default();
+    for it in &mut listing.names {
+        it.name = names.insert(&it.name);
+    }
 }
 
 /// Names of a directory: one that is there gets a suffix.

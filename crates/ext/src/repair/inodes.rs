@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use draconis_types::FileType;
 use zerocopy::FromBytes;
 
 use super::Fixer;
@@ -9,8 +10,11 @@ use crate::check::inodes::{InodeRole, forbidden_flags};
 use crate::check::raw_inode::{inode_size, is_fast_symlink};
 use crate::check::{Problem, What};
 use crate::format::features::ReadOnlyCompatible;
+use crate::format::inline::POINTER_BYTES;
 use crate::format::inode::{RawInode, fast_symlink_pointers, flags};
 use crate::format::inode_slot::InodeSlot;
+use crate::format::xattr::edit::{read_block, read_body};
+use crate::format::xattr::{NewXattr, encode_block, encode_list, refcount};
 use crate::format::{put16, xattr};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, InodeNumber, Result};
@@ -304,6 +308,26 @@ impl Fixer<'_> {
                 InodeSlot::from_bytes(slot)?.set_ea_ref_count(expected);
                 "the count is set"
             }
+            What::AttributeValue => {
+                let Some(value) = problem.found.and_then(|it| u32::try_from(it).ok()) else {
+                    return Ok(None);
+                };
+                if !self.remove_value_attributes(slot, value)? {
+                    return Ok(None);
+                }
+                "the attribute is removed"
+            }
+            What::Encryption => {
+                let mut it = InodeSlot::from_bytes(slot)?;
+                it.set_flags(it.flags() & !flags::ENCRYPT);
+                "the flag is cleared"
+            }
+            What::InlineData => {
+                if !empty_inline_value(slot)? {
+                    return Ok(None);
+                }
+                "what is in the inode itself is kept"
+            }
             What::LargeFileFeature => {
                 self.edit_super(|raw| {
                     let all = raw.s_feature_ro_compat.get() | ReadOnlyCompatible::LARGE_FILE.bits();
@@ -313,6 +337,32 @@ impl Fixer<'_> {
             }
             _ => return Ok(None),
         }))
+    }
+
+    /// Removes the attributes whose value is in inode `value`; returns false if there are none.
+    fn remove_value_attributes(&mut self, slot: &mut [u8], value: u32) -> Result<bool> {
+        let keeps = |it: &NewXattr| it.ea_inode().is_none_or(|of| of.inode.0 != value);
+        let mut it = InodeSlot::from_bytes(slot)?;
+        let list = read_body(it.inline_xattrs()).unwrap_or_default();
+        let kept: Vec<NewXattr> = list.iter().filter(|it| keeps(it)).cloned().collect();
+        if kept.len() < list.len() {
+            set_inline_list(&mut it, &kept);
+            return Ok(true);
+        }
+        let at = it.xattr_block();
+        if at == 0 {
+            return Ok(false);
+        }
+        let bytes = self.block(at)?;
+        let Ok(list) = read_block(&bytes) else { return Ok(false) };
+        let kept: Vec<NewXattr> = list.iter().filter(|it| keeps(it)).cloned().collect();
+        if kept.len() == list.len() {
+            return Ok(false);
+        }
+        let block_bytes = self.check()?.super_.block_bytes;
+        self.put(at, encode_block(&kept, block_bytes, refcount(&bytes).unwrap_or(1)))?;
+        self.reseal_attributes(FsBlock(at), None)?;
+        Ok(true)
     }
 
     /// Returns the target of a symbolic link up to its first NUL, if there is one.
@@ -448,4 +498,33 @@ const fn damages_map(what: What) -> bool {
         what,
         What::PointerOutside | What::ExtentNode | What::ExtentChecksum | What::ExtentStart
     )
+}
+
+/// Sets the attributes in an inode, which must fit.
+pub(super) fn set_inline_list(it: &mut InodeSlot<'_>, list: &[NewXattr]) {
+    let room = it.xattr_capacity();
+    match list {
+        [] => it.set_inline_xattrs(&[]),
+        list => it.set_inline_xattrs(&encode_list(list, room)),
+    }
+}
+
+/// Gives an inode with contents inside, of which the second part is missing, an empty one; returns
+/// false if it has no room.
+fn empty_inline_value(slot: &mut [u8]) -> Result<bool> {
+    let mut it = InodeSlot::from_bytes(slot)?;
+    let mut list = read_body(it.inline_xattrs()).unwrap_or_default();
+    list.retain(|it| !it.is_inline_data());
+    list.insert(0, NewXattr::from_inline_data(&[]));
+    let needed = list.iter().map(NewXattr::entry_and_value_bytes).fold(4, usize::saturating_add);
+    if needed > it.xattr_capacity() {
+        return Ok(false);
+    }
+    set_inline_list(&mut it, &list);
+    let is_file = FileType::from_mode(it.mode().into()) == Some(FileType::File);
+    let (raw, _) = RawInode::ref_from_prefix(slot).map_err(|_| Error::corrupt("inode"))?;
+    let inside = POINTER_BYTES as u64;
+    let size = if is_file { inode_size(raw).min(inside) } else { inside };
+    InodeSlot::from_bytes(slot)?.set_size(size);
+    Ok(true)
 }

@@ -17,8 +17,8 @@ use super::contents::{FileMap, HistoricReader, inline_data};
 use super::history::{NOW, Rank};
 use super::inodes::{DeletedInode, InodeStates};
 use crate::blocks::role::Role;
+use crate::dir::remains::visit_entries;
 use crate::format::dir_tail::dirent_area;
-use crate::format::dirent::{Dirents, HEAD_BYTES, min_rec_len};
 use crate::format::le32;
 use crate::map::BlockLocation;
 use crate::{FileBlock, FileId, InodeNumber, Result};
@@ -200,47 +200,10 @@ impl NameSearch<'_> {
 
     /// Takes the names of a chain, those in use and the remains behind them.
     fn read_entries(&mut self, chain: &[u8], dir: Dir, rank: Rank) {
-        let super_ = &self.past.reader.super_;
-        if Dirents::of(chain, super_).any(|entry| entry.is_err()) {
-            return;
-        }
-        let mut behind = 0;
-        for entry in Dirents::of(chain, super_).flatten() {
-            // An unused record before it: its name may still be there.
-            self.read_remains(chain, behind..entry.at, dir);
-            if !matches!(entry.name, b"." | b"..") {
-                self.add(entry.inode.0, dir, entry.name, entry.kind, Some(rank));
-            }
-            behind = entry.at.saturating_add(min_rec_len(entry.name.len()));
-            self.read_remains(chain, behind..entry.next, dir);
-            behind = entry.next;
-        }
-        self.read_remains(chain, behind..chain.len(), dir);
-    }
-
-    /// Searches unused bytes of a chain for entries.
-    fn read_remains(&mut self, chain: &[u8], unused: std::ops::Range<usize>, dir: Dir) {
-        let super_ = &self.past.reader.super_;
-        let mut at = unused.start;
-        while at.saturating_add(HEAD_BYTES) < unused.end {
-            let name_len = chain.get(at.saturating_add(6)).map_or(0, |len| usize::from(*len));
-            let len = min_rec_len(name_len);
-            let end = at.saturating_add(len);
-            let record = chain.get(at..end.min(unused.end)).unwrap_or_default();
-            // The length of a removed record may reach over records that were removed before it.
-            let mut alone = record.to_vec();
-            if let (Ok(short), Some(field)) = (u16::try_from(len), alone.get_mut(4..6)) {
-                field.copy_from_slice(&short.to_le_bytes());
-            }
-            let found = Dirents::of(&alone, super_).next().and_then(std::result::Result::ok);
-            match found.filter(|_| end <= unused.end && name_len > 0) {
-                Some(entry) if !matches!(entry.name, b"." | b"..") => {
-                    self.add(entry.inode.0, dir, entry.name, entry.kind, None);
-                    at = end;
-                }
-                _ => at = at.saturating_add(4),
-            }
-        }
+        let reader = self.past.reader;
+        visit_entries(chain, &reader.super_, &mut |entry, is_used| {
+            self.add(entry.inode.0, dir, entry.name, entry.kind, is_used.then_some(rank));
+        });
     }
 
     fn add(
