@@ -32,7 +32,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => Status::default(),
     };
     status.dead = mounts_without_keeper(&status.mounts);
-    status.exports = list_exports(&directory.export_sockets())?;
+    status.exports = list_exports(&directory)?;
     if arguments.json {
         report::print_line(serde_json::to_string_pretty(&status)?)?;
     } else if status.mounts.is_empty() && status.dead.is_empty() && status.exports.is_empty() {

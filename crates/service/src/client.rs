@@ -61,7 +61,7 @@ impl RuntimeDir {
     }
 
     /// Returns the directory of the status sockets of exports.
-    pub fn export_sockets(&self) -> PathBuf {
+    pub(crate) fn export_sockets(&self) -> PathBuf {
         self.0.join("exports")
     }
 

@@ -14,72 +14,30 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use crate::sandbox::Confinement;
+use crate::client::RuntimeDir;
+pub use crate::protocol::{ExportProcess, ExportStatus};
 
 /// Timeout of an exporting process.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum length of a reply, in bytes.
 const MAX_REPLY_BYTES: u64 = 16 << 20;
 
-/// State of a process that exports disks.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ExportProcess {
-    /// Process id.
-    pub pid: u32,
-    /// Its disks.
-    pub exports: Vec<ExportStatus>,
-    /// Its sandbox.
-    pub sandbox: Confinement,
-    /// Reason if it does not answer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
-}
-
-/// State of an exported disk.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ExportStatus {
-    /// Name for clients; the default export may have none.
-    pub name: String,
-    /// The image.
-    pub image: String,
-    /// Length of the disk, in bytes.
-    pub size_bytes: u64,
-    /// True if clients cannot write.
-    pub read_only: bool,
-    /// Addresses for clients.
-    pub uris: Vec<String>,
-    /// Clients that use the disk now.
-    pub clients: u64,
-    /// Requests since the start.
-    pub requests: u64,
-    /// Bytes that clients have read.
-    pub read_bytes: u64,
-    /// Bytes that clients have written.
-    pub written_bytes: u64,
-    /// Clones that clients use now.
-    pub clones: Vec<String>,
-    /// The latest error.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_error: Option<String>,
-}
-
-/// Creates `sockets`, the directory of the sockets, and returns the path of this process's socket.
+/// Creates the directory of the sockets, and returns the path of this process's socket.
 ///
 /// # Errors
 /// The system's error.
-pub fn own_socket(sockets: &Path) -> std::io::Result<PathBuf> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets)?;
+pub fn own_socket(directory: &RuntimeDir) -> std::io::Result<PathBuf> {
+    let sockets = directory.export_sockets();
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&sockets)?;
     Ok(sockets.join(format!("{}.sock", std::process::id())))
 }
 
-/// Returns the state of all exporting processes with a socket in `sockets`, in order of their ids.
+/// Returns the state of all exporting processes, in order of their ids.
 ///
 /// # Errors
 /// The error of reading the directory.
-pub fn list_exports(sockets: &Path) -> std::io::Result<Vec<ExportProcess>> {
-    let names = match std::fs::read_dir(sockets) {
+pub fn list_exports(directory: &RuntimeDir) -> std::io::Result<Vec<ExportProcess>> {
+    let names = match std::fs::read_dir(directory.export_sockets()) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
         names => names?,
     };

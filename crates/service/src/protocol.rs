@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::export_status::ExportProcess;
 use crate::options::MountOptions;
 
 use crate::sandbox::Confinement;
@@ -127,6 +126,48 @@ pub struct Status {
     /// Processes that export disks. The manager does not know them.
     #[serde(default)]
     pub exports: Vec<ExportProcess>,
+}
+
+/// State of a process that exports disks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExportProcess {
+    /// Process id.
+    pub pid: u32,
+    /// Its disks.
+    pub exports: Vec<ExportStatus>,
+    /// Its sandbox.
+    pub sandbox: Confinement,
+    /// Reason if it does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// State of an exported disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExportStatus {
+    /// Name for clients; the default export may have none.
+    pub name: String,
+    /// The image.
+    pub image: String,
+    /// Length of the disk, in bytes.
+    pub size_bytes: u64,
+    /// True if clients cannot write.
+    pub read_only: bool,
+    /// Addresses for clients.
+    pub uris: Vec<String>,
+    /// Clients that use the disk now.
+    pub clients: u64,
+    /// Requests since the start.
+    pub requests: u64,
+    /// Bytes that clients have read.
+    pub read_bytes: u64,
+    /// Bytes that clients have written.
+    pub written_bytes: u64,
+    /// Clones that clients use now.
+    pub clones: Vec<String>,
+    /// The latest error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
 }
 
 /// A mount that ended unrequested.

@@ -18,7 +18,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Binds the socket of this process; `None` if there is no place for it.
 pub fn bind_socket() -> Option<Listener> {
-    let path = RuntimeDir::open().and_then(|directory| own_socket(&directory.export_sockets()));
+    let path = RuntimeDir::open().and_then(|directory| own_socket(&directory));
     let bound = path.map_err(anyhow::Error::from);
     match bound.and_then(|path| Listener::bind(&ListenAddress::Unix(path))) {
         Ok(listener) => Some(listener),
@@ -31,8 +31,8 @@ pub fn bind_socket() -> Option<Listener> {
 
 /// Returns the path of a socket for the command of `--run`, which has no other.
 pub fn private_socket() -> anyhow::Result<PathBuf> {
-    let path = own_socket(&RuntimeDir::open()?.export_sockets())
-        .context("no place for a socket; --nbd names one")?;
+    let path =
+        own_socket(&RuntimeDir::open()?).context("no place for a socket; --nbd names one")?;
     Ok(path.with_extension("nbd"))
 }
 
