@@ -20,8 +20,8 @@
 //! - Deleting an object that does not exist succeeds, as with S3.
 //!
 //! In the store, each object of this interface is an object, named by its path: `draconis store ls`
-//! lists it, and `draconis store get` writes it to a file, by its number or name. Objects have no
-//! name if their path is longer than 255 bytes or has an `@`, which marks snapshots of disks. Their
+//! lists it, and `draconis store get` writes it to a file, by its number. Objects have no name if
+//! their path is longer than 255 bytes or has an `@`, which marks snapshots of disks. Their
 //! metadata are keys:
 //!
 //! | key | value |
@@ -36,7 +36,7 @@
 //! ```
 //! use draconis_object_store::{DraconisStore, NewStore};
 //! use object_store::path::Path;
-//! use object_store::{ObjectStoreExt, PutMode};
+//! use object_store::ObjectStoreExt;
 //!
 //! # let dir = tempfile::tempdir()?;
 //! # let file = dir.path().join("objects.store");
@@ -67,3 +67,7 @@ mod upload;
 
 pub use draconis_access::NewStore;
 pub use store::DraconisStore;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/book/src/libraries.md")]
+struct BookPage;

@@ -15,7 +15,8 @@ use object_store::{ObjectStoreExt, PutPayload};
 
 const OBJECT_BYTES: usize = 64 << 20;
 const PART_BYTES: usize = 4 << 20;
-const MAX_GROWTH_KIB: u64 = 32 << 10;
+/// Twice a part, what the store queues, and buffers.
+const MAX_GROWTH_KIB: u64 = 48 << 10;
 
 /// Returns the largest resident memory so far.
 fn peak_kib() -> u64 {

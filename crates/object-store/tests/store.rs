@@ -1,4 +1,4 @@
-//! Objects of a store: durability, sharing, conditions, uploads, room.
+//! Objects of a store: durability, sharing, conditions, uploads, free space.
 
 mod common;
 
@@ -243,13 +243,13 @@ async fn replaced_and_deleted_objects_are_read_to_their_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn aborted_and_dropped_uploads_give_their_room_back() {
+async fn aborted_and_dropped_uploads_free_their_space() {
     let test = TestStore::create(32 << 20);
     let store = test.open();
     let path = Path::from("a");
     let part = || PutPayload::from(random_bytes(3, 2 * MIB));
-    // Many times the store.
-    for nth in 0..20 {
+    // Several times the store.
+    for nth in 0..10 {
         let mut upload = store.put_multipart(&path).await.unwrap();
         for _ in 0..4 {
             upload.put_part(part()).await.unwrap();
@@ -284,12 +284,12 @@ async fn cancelled_puts_are_whole_or_absent() {
     let test = TestStore::create(64 << 20);
     let store = test.open();
     let contents = random_bytes(4, 4 * MIB);
-    for nth in 0..20_u64 {
+    for nth in 0..12_u64 {
         let (putter, payload) = (store.clone(), contents.clone());
         let task = tokio::spawn(async move {
             putter.put(&Path::from("a"), payload.into()).await.unwrap();
         });
-        tokio::time::sleep(Duration::from_micros(nth * 300)).await;
+        tokio::time::sleep(Duration::from_micros(nth * 500)).await;
         task.abort();
         let _ = task.await;
         match store.get(&Path::from("a")).await {
@@ -304,7 +304,7 @@ async fn cancelled_puts_are_whole_or_absent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn full_store_keeps_all_and_deletions_make_room() {
+async fn full_store_keeps_all_and_deletions_free_space() {
     let test = TestStore::create(16 << 20);
     let store = test.open();
     let mut stored = vec![];
@@ -335,7 +335,7 @@ async fn full_store_keeps_all_and_deletions_make_room() {
     let store = test.open();
     check_all(&store, &stored, 0).await;
     assert_eq!(content_objects(&store), stored.len());
-    // Also while it is read: the room is needed.
+    // Also while it is read: the space is needed.
     let reader = store.get(&stored[0].0).await.unwrap();
     store.delete(&stored[0].0).await.unwrap();
     drop(reader);
