@@ -86,9 +86,11 @@ pub(crate) struct NewContents {
 impl Catalog {
     /// Opens the paths of a store, and deletes what a crash left of uploads.
     pub fn open(store: Arc<Store>) -> draconis_objects::Result<Arc<Self>> {
+        let info = store.info();
         let catalog = Arc::new(Self {
             kv: Kv::new(store.clone()),
-            incarnation: store.info().incarnation,
+            // A part of the store's id: what salvage brings into a new store keeps its e-tags.
+            incarnation: ((info.id as u64) << 32) | (info.incarnation & u64::from(u32::MAX)),
             store,
             paths: RwLock::default(),
             pins: Mutex::default(),

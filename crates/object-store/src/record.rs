@@ -83,7 +83,7 @@ pub(crate) fn name_of_path(path: &Path) -> Option<&[u8]> {
     ((1..=NAME_MAX).contains(&name.len()) && !name.contains(&b'@')).then_some(name)
 }
 
-/// Version of an object: the opening of the store that wrote it, and a number that this opening
+/// Version of an object: the store and its opening that wrote it, and a number that this opening
 /// gave out once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Version {
