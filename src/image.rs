@@ -20,7 +20,7 @@ pub use draconis_access::location::image_of_deleted;
 pub use draconis_access::store_disk;
 use draconis_access::store_disk::{StoreDiskName, UnreadStoreDisk};
 use draconis_container::is_seekable;
-use draconis_device::{Disk, LockMode, lock_file};
+use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file};
 use draconis_ext::{Follow, InodeNumber, SuperblockPlace, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Confinement, SandboxProfile};
@@ -257,6 +257,14 @@ impl UnreadFile {
     /// Returns true if the file is compressed.
     pub fn is_compressed(&self) -> bool {
         self.packed.is_some()
+    }
+
+    /// Returns the disk of a device that may have bad sectors, read without the page cache: there,
+    /// a bad sector costs all pages that were read with it.
+    pub fn start_direct(self, image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
+        let options = FileOptions { write: false, direct: true, uring: false };
+        let opened = OpenedFile::new(self.file.into(), options);
+        Ok(Arc::new(opened.with_context(|| image.display().to_string())?.start()))
     }
 
     /// Returns the disk of the file; decompresses the file unless it can be read in place.

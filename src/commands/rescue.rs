@@ -12,6 +12,7 @@ mod list;
 mod sectors;
 
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -170,10 +171,11 @@ fn open_disk(
         ensure!(map.is_none(), "--map is for a file or a device; a store checks its disks itself");
         return Ok((image::open_disk_confined(image, place, Some(beneath))?, None));
     }
+    let is_device = std::fs::metadata(image).is_ok_and(|it| it.file_type().is_block_device());
     let file = UnreadFile::open(image)?;
     let behind = BackingFiles::open(image, &place.backing)?;
     sandbox::confine(&SandboxProfile::Extractor { beneath }, None)?;
-    let whole = file.start(image)?;
+    let whole = if is_device { file.start_direct(image)? } else { file.start(image)? };
     // Without a file, too: what failed is not read again.
     let mut map = map;
     let whole: Arc<dyn Disk> = match &mut map {
