@@ -168,8 +168,8 @@ mod tests {
         let of = |name: &str| format_synopsis(command.find_subcommand(name).unwrap());
         assert_eq!(
             of("ls"),
-            "draconis ls [-l] [-h] [-a] [-R] [-d] [--json] [--offset BYTES] [--partition N] \
-             [--backing FILE]... IMAGE[:/path]..."
+            "draconis ls [-l] [-h] [-a] [-R] [-d] [--deleted] [--json] [--offset BYTES] \
+             [--partition N] [--backing FILE]... IMAGE[:/path]..."
         );
         assert!(of("tar").contains("[--sparse auto|always|never]"), "{}", of("tar"));
         assert!(of("truncate").contains(" -s|--size SIZE "), "{}", of("truncate"));

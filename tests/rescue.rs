@@ -109,6 +109,31 @@ fn volume_without_superblock_is_read_and_not_written() {
     common::volume::run_e2fsck(&image);
 }
 
+/// The backups are those of a volume that is no more.
+#[test]
+fn other_contents_over_an_old_volume_are_not_read_as_it() {
+    let draconis = Draconis::new();
+    let (image, tree) = make_volume(&draconis);
+    overwrite(&image, 0, &[0; 4096]);
+    overwrite(&image, 0, b"XFSB");
+    let shown = image.to_str().unwrap();
+    let copy = draconis.path("copy");
+    let to = copy.to_str().unwrap();
+    for command in [
+        vec!["ls", shown],
+        vec!["rescue", shown, to],
+        vec!["undelete", shown],
+        vec!["ls", "--deleted", shown],
+        vec!["touch", &format!("{shown}:/new")],
+    ] {
+        let said = draconis.run_failing(&command);
+        assert!(said.contains("an XFS file system"), "{command:?}: {said}");
+    }
+    // On demand it is.
+    draconis.run_ok(["rescue", "--superblock", "8193", shown, to]);
+    assert_copied(&tree, &copy);
+}
+
 #[test]
 fn missing_bytes_are_listed_and_a_second_run_continues() {
     let draconis = Draconis::new();

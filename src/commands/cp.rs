@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use draconis_ext::{Follow, InodeNumber, OpenOptions, Volume};
-use draconis_service::volume::locate_volume;
+use draconis_service::volume::{locate_volume, open_for_reading};
 use draconis_types::FileType;
 
 use crate::bucket;
@@ -85,9 +85,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 &arguments.place.options(),
             );
             let disk = part.with_context(|| shown.to_string())?.disk;
-            let volume = Volume::open(disk.clone(), OpenOptions::default());
-            let volume =
-                volume.map_err(|error| image::open_volume_error(from, &*disk, error.into()))?;
+            let volume = open_for_reading(disk.clone(), OpenOptions::default());
+            let volume = volume.map_err(|error| image::open_volume_error(from, &*disk, error))?;
             (Some(volume), BackingFiles::default())
         }
         None => (None, behind),
@@ -112,9 +111,9 @@ fn copy_within_store(
     let shown = from.to_string();
     let part = locate_volume(store.other_disk(&from).disk()?, &[], &arguments.place.options());
     let disk = part.with_context(|| shown.clone())?.disk;
-    let volume = Volume::open(disk.clone(), OpenOptions::default());
-    let volume = volume
-        .map_err(|error| image::open_volume_error(Path::new(&shown), &*disk, error.into()))?;
+    let volume = open_for_reading(disk.clone(), OpenOptions::default());
+    let volume =
+        volume.map_err(|error| image::open_volume_error(Path::new(&shown), &*disk, error))?;
     edit::edit_disk((store.disk()?, vec![]), &dest.image, &arguments.place, |into| {
         copy_sources(arguments, sources, dest, &volume, into, false, keep)
     })

@@ -123,8 +123,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let bar = CheckProgress::new(arguments.progress);
     let scan = |done, total| bar.show(done, total);
     let place = arguments.superblock.place();
-    let rescue = Rescue::scan(disk.clone(), OpenOptions::default(), &place, &scan);
-    let rescue = rescue.map_err(|error| image::open_volume_error(image, &*disk, error.into()))?;
+    let checked = match place.block {
+        Some(_) => Ok(()),
+        None => volume::refuse_other_contents(&*disk),
+    };
+    let rescue = checked.and_then(|()| {
+        let options = OpenOptions::default();
+        Rescue::scan(disk.clone(), options, &place, &scan).map_err(Into::into)
+    });
+    let rescue = rescue.map_err(|error| image::open_volume_error(image, &*disk, error))?;
     drop(bar);
     let list = LossList::start(list_file, &list_path, &rescue)?;
     let source = RescueSource { rescue: &rescue, list: &list, implied: implied_directory() };

@@ -16,6 +16,7 @@ use draconis_access::populate::PathPattern;
 use draconis_access::walk::FileChunk;
 use draconis_ext::undelete::{DeletedFile, DeletedFiles, DeletedTree, FileState, Limits};
 use draconis_service::sandbox::open_beneath;
+use draconis_service::volume::refuse_other_contents;
 use draconis_types::{Attributes, FileType, Node, Time};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -110,9 +111,9 @@ fn scan(
     beneath: Option<std::os::fd::BorrowedFd<'_>>,
 ) -> anyhow::Result<DeletedFiles> {
     let disk = image::open_disk_confined(&arguments.image, &arguments.place, beneath)?;
-    let found = DeletedFiles::scan(disk.clone(), Limits::default());
-    let found =
-        found.map_err(|error| image::open_volume_error(&arguments.image, &*disk, error.into()))?;
+    let found = refuse_other_contents(&*disk)
+        .and_then(|()| DeletedFiles::scan(disk.clone(), Limits::default()).map_err(Into::into));
+    let found = found.map_err(|error| image::open_volume_error(&arguments.image, &*disk, error))?;
     if let Some(damage) = &found.journal_damage {
         report::warn_line(format_args!(
             "draconis: {}: {damage}: older states in the journal are not certain",

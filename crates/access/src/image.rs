@@ -45,10 +45,13 @@ pub fn open_volume_error(image: &Path, disk: &dyn Disk, error: OpenError) -> any
     if !none {
         return anyhow::Error::from(error).context(shown.to_string());
     }
-    if let Some(lost) = draconis_ext::lost_superblock(disk) {
+    let held = signature::detect(disk);
+    if held.is_none()
+        && let Some(lost) = draconis_ext::lost_superblock(disk)
+    {
         return anyhow::Error::from(lost).context(shown.to_string());
     }
-    match signature::detect(disk) {
+    match held {
         Some(held) => {
             anyhow!("{shown}: not an ext volume; it holds {}, and {}", held.what, held.help)
         }

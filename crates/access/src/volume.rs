@@ -16,7 +16,7 @@ use draconis_ext::{
     XattrSet,
 };
 use draconis_service::options::MountOptions;
-use draconis_service::volume::{locate_for_writing, locate_volume};
+use draconis_service::volume::{locate_for_writing, locate_volume, open_for_reading};
 use draconis_types::{AttributeChange, Attributes, FileType, Time};
 use parking_lot::RwLock;
 use rustix::io::Errno;
@@ -170,9 +170,8 @@ impl Volume {
     /// There is no volume, it is open for writing, or it has unsupported features.
     pub fn open(image: &Path, place: &VolumeLocation) -> Result<Arc<Self>> {
         let disk = open_readable(image, place)?;
-        let volume = draconis_ext::Volume::open(disk.clone(), OpenOptions::default());
-        let volume =
-            volume.map_err(|error| image::open_volume_error(image, &*disk, error.into()))?;
+        let volume = open_for_reading(disk.clone(), OpenOptions::default());
+        let volume = volume.map_err(|error| image::open_volume_error(image, &*disk, error))?;
         Ok(Self::new(image, volume, None))
     }
 

@@ -8,7 +8,8 @@
 //! Law 3: a volume in the middle of a change is refused: its backups are of another time.
 //!
 //! Linux writes backups at mkfs, resize and tune, not at mount: whether the journal needs recovery
-//! is in the journal alone. Backups of descriptors: [`crate::reader::VolumeReader::group`].
+//! is in the journal alone. A disk that was formatted anew still has the backups of its old volume:
+//! callers first look for other contents. Backups of descriptors: [`crate::reader::VolumeReader::group`].
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use draconis_device::{Atomic, Disk, Properties};
 use draconis_types::FileType;
 
 use crate::alloc::Groups;
-use crate::backup::{SuperblockPlace, UsableVolume, lost_superblock, open_superblock};
+use crate::backup::{SuperblockPlace, UsableVolume, open_superblock};
 use crate::blocks::uncached::read_superblock;
 use crate::commit::protocol::CommitProtocol;
 use crate::commit::protocol::atomic::AtomicProtocol;
@@ -34,27 +34,33 @@ use crate::write_context::{WriteContext, WriteState};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
-    /// Opens the volume on `disk` for reading. A damaged superblock, or descriptor of a group, is
-    /// replaced by a backup. A journal that needs recovery is replayed in memory, up to its first
-    /// damage; the disk does not change.
+    /// Opens the volume on `disk` for reading. A damaged descriptor of a group is replaced by a
+    /// backup. A journal that needs recovery is replayed in memory, up to its first damage; the disk
+    /// does not change.
     ///
     /// # Errors
     /// [`Error::NotExt`]; [`Error::Unsupported`] naming all unsupported features;
-    /// [`Error::Corrupt`] for an invalid superblock without backups; [`Error::Io`].
+    /// [`Error::Corrupt`] for an invalid superblock; [`Error::Io`].
     pub fn open(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self> {
-        Self::open_with_superblock(disk, options, &SuperblockPlace::default())
+        let super_ = read_superblock(&*disk)?;
+        Self::open_usable(UsableVolume { disk, super_, substitute: None }, options)
     }
 
-    /// [`Volume::open`] with the superblock at `place`.
+    /// [`Volume::open`] with the superblock at `place`, or with a backup of one that is damaged. A
+    /// disk that was formatted anew may still have backups of an old volume.
     ///
     /// # Errors
     /// As [`Volume::open`]; [`Error::Corrupt`] if there is no valid backup at `place`.
-    pub fn open_with_superblock(
+    pub fn open_damaged(
         disk: Arc<dyn Disk>,
         options: OpenOptions,
         place: &SuperblockPlace,
     ) -> Result<Self> {
-        let UsableVolume { mut disk, mut super_, substitute } = open_superblock(disk, place)?;
+        Self::open_usable(open_superblock(disk, place)?, options)
+    }
+
+    fn open_usable(usable: UsableVolume, options: OpenOptions) -> Result<Self> {
+        let UsableVolume { mut disk, mut super_, substitute } = usable;
         let mut damage = None;
         if super_.needs_recovery() {
             ReplayedVolume { disk, super_, damage, .. } = journal::open_replayed(disk, &super_)?;
@@ -96,10 +102,7 @@ impl Volume {
         if properties.read_only {
             return Err(Error::ReadOnly);
         }
-        let mut super_ = read_superblock(&*disk).map_err(|error| match error {
-            Error::NotExt => lost_superblock(&*disk).unwrap_or(error),
-            other => other,
-        })?;
+        let mut super_ = read_superblock(&*disk)?;
         let is_claimed = claim.is_some();
         check_writable(&super_, &properties, is_claimed)?;
         if super_.needs_recovery() {

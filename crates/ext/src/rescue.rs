@@ -101,14 +101,14 @@ impl Rescue {
     /// Opens the volume on `disk` and finds its files.
     ///
     /// # Errors
-    /// As [`Volume::open_with_superblock`]; everything else is a [`Loss`].
+    /// As [`Volume::open_damaged`]; everything else is a [`Loss`].
     pub fn scan(
         disk: Arc<dyn Disk>,
         options: OpenOptions,
         place: &SuperblockPlace,
         progress: Progress<'_>,
     ) -> Result<Self> {
-        let volume = Volume::open_with_superblock(disk, options, place)?;
+        let volume = Volume::open_damaged(disk, options, place)?;
         let super_ = &volume.reader.super_;
         let unchecked = Superblock { checksum_seed: None, ..super_.clone() };
         let blocks = super_.blocks.min(volume.reader.disk_blocks());

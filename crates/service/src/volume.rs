@@ -9,7 +9,10 @@ mod file;
 mod locate;
 
 pub use file::VolumeFile;
-pub use locate::{LocatedVolume, describe_deleted, locate_for_writing, locate_volume};
+pub use locate::{
+    LocatedVolume, describe_deleted, locate_for_writing, locate_volume, open_for_reading,
+    refuse_other_contents,
+};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -110,8 +113,7 @@ pub fn open_whole_disk(
     disk: Arc<dyn Disk>,
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
-    let volume = Volume::open(disk.clone(), cache_options(options));
-    let volume = volume.map_err(|error| locate::identify_contents(&*disk, error))?;
+    let volume = open_for_reading(disk, cache_options(options))?;
     check_options(&volume, options)?;
     Ok(VolumeTree::new(volume, false, options))
 }

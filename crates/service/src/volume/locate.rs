@@ -10,6 +10,7 @@ use draconis_container::{
 };
 use draconis_device::{Disk, SubDisk, TableKind, find_partition, read_partition_table};
 use draconis_ext::undelete::{DeletedFiles, DeletedSummary, DeletedView, Limits};
+use draconis_ext::{OpenOptions, SuperblockPlace, Volume, lost_superblock};
 
 use super::OpenError;
 use crate::options::MountOptions;
@@ -54,6 +55,7 @@ pub fn locate_volume(
     if !options.deleted {
         return Ok(part);
     }
+    refuse_other_contents(&*part.disk)?;
     let view = DeletedFiles::scan(part.disk.clone(), Limits::default());
     let view = view.and_then(DeletedFiles::into_view);
     let DeletedView { disk, summary } =
@@ -170,10 +172,39 @@ pub(super) fn locate_for_mount(
     }
 }
 
+/// Opens a volume for reading. A backup replaces a damaged superblock, unless the disk holds
+/// something else: the backups may be those of an old volume.
+///
+/// # Errors
+/// [`OpenError::Ext`], [`OpenError::NotAVolume`].
+pub fn open_for_reading(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Volume, OpenError> {
+    let opened = Volume::open(disk.clone(), options);
+    opened.or_else(|_| {
+        refuse_other_contents(&*disk)?;
+        let place = SuperblockPlace::default();
+        let opened = Volume::open_damaged(disk.clone(), options, &place);
+        opened.map_err(|error| identify_contents(&*disk, error))
+    })
+}
+
+/// Refuses a disk without a superblock that holds something else, although it may have backups of
+/// an old one.
+///
+/// # Errors
+/// [`OpenError::NotAVolume`].
+pub fn refuse_other_contents(disk: &dyn Disk) -> Result<(), OpenError> {
+    let is_lost = matches!(draconis_ext::tune::superblock(disk), Err(draconis_ext::Error::NotExt));
+    match signature::detect(disk).filter(|_| is_lost) {
+        Some(held) => Err(OpenError::NotAVolume(held)),
+        None => Ok(()),
+    }
+}
+
 /// Identifies the contents of a disk without a volume, if known.
 pub(super) fn identify_contents(disk: &dyn Disk, error: draconis_ext::Error) -> OpenError {
     match (&error, signature::detect(disk)) {
         (draconis_ext::Error::NotExt, Some(held)) => OpenError::NotAVolume(held),
+        (draconis_ext::Error::NotExt, None) => lost_superblock(disk).unwrap_or(error).into(),
         _ => error.into(),
     }
 }
