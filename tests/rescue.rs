@@ -84,7 +84,7 @@ fn volume_without_superblock_is_read_and_not_written() {
     for (refused, status) in [(vec!["check", shown], 8), (vec!["touch", &at("/new")], 1)] {
         let output = draconis.run(refused);
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains("draconis repair repairs it"), "{said}");
+        assert!(said.contains("draconis repair restores it"), "{said}");
         assert_eq!(output.status.code(), Some(status));
     }
     if has_fuse("a read-only mount through a backup superblock") {
@@ -95,7 +95,7 @@ fn volume_without_superblock_is_read_and_not_written() {
         draconis.run_ok(["umount", mounted.to_str().unwrap()]);
         let mount = draconis.make_dir("refused");
         let said = draconis.run_failing(["mount", shown, mount.to_str().unwrap()]);
-        assert!(said.contains("draconis repair repairs it"), "{said}");
+        assert!(said.contains("draconis repair restores it"), "{said}");
     }
     assert!(fs::read(&image).unwrap() == before, "the image changed");
     // By hand, in blocks of the volume.

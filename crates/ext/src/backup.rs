@@ -97,7 +97,11 @@ pub(crate) fn find(
 pub fn lost_superblock(disk: &dyn Disk) -> Option<Error> {
     let backup = find(disk, None, &SuperblockPlace::default())?;
     let block = Some(FsBlock(backup.block));
-    Some(Error::Corrupt { what: "superblock: lost, but for a backup", inode: None, block })
+    Some(Error::Corrupt {
+        what: "superblock: lost; draconis repair restores it from its backup",
+        inode: None,
+        block,
+    })
 }
 
 /// Returns the error for a volume without a backup: its own, or that of the place.
