@@ -68,6 +68,9 @@ impl RescuedItem {
     }
 }
 
+/// Names and values of extended attributes.
+pub type XattrPairs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Something that is missing or may be wrong.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Loss {
@@ -149,7 +152,7 @@ impl Rescue {
     }
 
     /// Returns the extended attributes that can be read, and the error of the others.
-    pub fn xattrs(&self, item: &RescuedItem) -> (Vec<(Vec<u8>, Vec<u8>)>, Option<Error>) {
+    pub fn xattrs(&self, item: &RescuedItem) -> (XattrPairs, Option<Error>) {
         let Some(inode) = &item.inode else { return (vec![], None) };
         let (reader, mut names) = (&self.volume.reader, vec![]);
         let visited = reader.visit_xattrs(inode, |attribute| {
