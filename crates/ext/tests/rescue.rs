@@ -23,6 +23,8 @@ use draconis_types::Block;
 const COMPARED_BYTES: u64 = 1 << 20;
 const NOW: Time = Time { seconds: 1_800_000_000, nanoseconds: 0 };
 
+/// A change of an image.
+type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
 /// Contents of files by their paths.
 type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -178,7 +180,7 @@ fn backups_stand_in_for_superblock_and_descriptors() {
             let table = le32(bytes, at) as u32 + 40;
             bytes[at..at + 4].copy_from_slice(&table.to_le_bytes());
         };
-        let damages: [(&str, Vec<&dyn Fn(&mut Vec<u8>)>); 6] = [
+        let damages: [(&str, Vec<Damage<'_>>); 6] = [
             ("no superblock", vec![&zero_super]),
             ("wrong superblock", vec![&flip_super]),
             ("no descriptors", vec![&zero_groups]),
@@ -380,7 +382,7 @@ fn damaged_maps_cost_what_they_map() {
         damaged[indirect..indirect + block].fill(0xff);
         let found = rescue(&damaged).unwrap();
         let lost = &found.missing[&b"f90000"[..]];
-        assert_eq!(lost, &[12 * block as u64..90_000], "{name}");
+        assert!(lost.len() == 1 && lost[0] == (12 * block as u64..90_000), "{name}: {lost:?}");
         assert!(found.files[&b"f90000"[..]][..12 * block] == bytes_of(&bytes)[..12 * block]);
     }
 }
