@@ -246,7 +246,8 @@ fn clients_that_connect_again_see_no_error() {
         // Each write is durable when it is answered, so none is lost with the export.
         qemu.args(["--image-opts", "-t", "writethrough"]);
         qemu.arg(format!("driver=nbd,{server},reconnect-delay=60"));
-        let count = 60 * rounds(1).min(20);
+        // The image has 32 MiB.
+        let count = (60 * rounds(1)).min(160);
         for nth in 0..count {
             qemu.args(["-c", &format!("write -P {} {}k 192k", 1 + nth % 200, nth * 200)]);
             qemu.args(["-c", "sleep 20"]);
