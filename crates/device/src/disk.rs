@@ -487,3 +487,21 @@ impl Properties {
         })
     }
 }
+
+/// Waits until a group is durable. While the store of the disk is unreachable, nothing has failed:
+/// the wait is repeated as long as `goes_on` returns true.
+///
+/// # Errors
+/// As [`Disk::wait_durable`].
+pub fn wait_durable_while(
+    disk: &dyn Disk,
+    ticket: Ticket,
+    goes_on: impl Fn() -> bool,
+) -> Result<(), Error> {
+    loop {
+        match disk.wait_durable(ticket) {
+            Err(Error::Unreachable(_)) if goes_on() => {}
+            waited => return waited,
+        }
+    }
+}

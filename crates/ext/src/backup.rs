@@ -28,7 +28,7 @@ const SEARCHED_GROUPS: u32 = 128;
 /// Block size of the disk in memory that holds a superblock, in bytes.
 const MEMORY_BLOCK_BYTES: u32 = 1024;
 
-/// Where the superblock is to be read from, if not from its own place.
+/// Place of the superblock to use, if not its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SuperblockPlace {
     /// Block of a backup; `None` for the superblock, or the first valid backup if it is damaged.

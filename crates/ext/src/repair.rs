@@ -57,7 +57,7 @@ const MAX_ATTEMPTS: u32 = 3;
 /// Options of a repair.
 #[derive(Clone, Copy, Debug)]
 pub struct RepairOptions {
-    /// Where the superblock is to be taken from.
+    /// Place of the superblock to use.
     pub superblock: SuperblockPlace,
     /// Options of each check.
     pub check: CheckOptions,

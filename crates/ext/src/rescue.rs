@@ -86,7 +86,7 @@ pub struct Loss {
     pub is_lost: bool,
 }
 
-/// A volume whose files are to be rescued.
+/// The files of a damaged volume.
 #[derive(Debug)]
 pub struct Rescue {
     volume: Volume,

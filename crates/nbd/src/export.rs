@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_device::{
     AllocationRun, Disk, Error as DiskError, Extent, Group, Properties, Ticket, Urgency, Write,
+    wait_durable_while,
 };
 use draconis_types::{Block, PrivateBuffer};
 use parking_lot::{Mutex, RwLock};
@@ -199,13 +200,7 @@ impl Export {
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
-        loop {
-            match self.disk.wait_durable(ticket) {
-                // Nothing has failed: what was written is kept, and the wait can be repeated.
-                Err(DiskError::Unreachable(_)) if !self.is_stopping() => {}
-                waited => return waited,
-            }
-        }
+        wait_durable_while(&*self.disk, ticket, || !self.is_stopping())
     }
 
     /// Returns true if `len` bytes at `offset` are inside the export.

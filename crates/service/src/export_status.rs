@@ -1,7 +1,7 @@
 //! Status of exports: each exporting process answers at a socket of its own.
 //!
 //! ```text
-//!   draconis export ── binds RUNTIME/exports/PID.sock ─ confines itself ─ sends JSON to who connects
+//!   draconis export ── binds RUNTIME/exports/PID.sock ─ confines itself ─ answers each connection with JSON
 //!                      may serve the command of --run at RUNTIME/exports/PID.nbd
 //!   draconis status ── connects to all of them ── removes the sockets of dead processes
 //! ```

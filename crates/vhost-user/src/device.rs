@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_device::{
     AllocationRun, Disk, Error as DiskError, Extent, Group, Properties, Ticket, Write,
+    wait_durable_while,
 };
 use draconis_types::{Block, PrivateBuffer};
 use parking_lot::{Mutex, RwLock};
@@ -102,13 +103,7 @@ impl Device {
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
-        loop {
-            match self.disk.wait_durable(ticket) {
-                // Nothing has failed: what was written is kept, and the wait can be repeated.
-                Err(DiskError::Unreachable(_)) if !self.is_stopping() => {}
-                waited => return waited,
-            }
-        }
+        wait_durable_while(&*self.disk, ticket, || !self.is_stopping())
     }
 
     /// Carries out a request, except for its status.

@@ -13,8 +13,8 @@ use crate::format::superblock::{RawSuperblock, WRONG_CHECKSUM};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, Result};
 
-/// Puts a backup in the place of a superblock that is none, has a wrong checksum, needs what no
-/// driver knows, or is to be replaced.
+/// Replaces a superblock by a backup if it has no magic number or block size, a wrong checksum or
+/// unknown features, or if the user names the backup.
 pub(super) fn restore_unusable(
     changes: &Arc<CowDisk>,
     place: &SuperblockPlace,
