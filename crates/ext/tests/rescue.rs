@@ -302,6 +302,39 @@ fn files_of_a_lost_directory_are_in_lost_and_found() {
     }
 }
 
+/// Returns the fifth entry of a block of a directory, if it has so many.
+fn fifth_entry(block: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    for _ in 0..5 {
+        let len = usize::from(u16::from_le_bytes([block[at + 4], block[at + 5]]));
+        at += len.max(1);
+        if at + 12 >= block.len() || le32(block, at) == 0 {
+            return None;
+        }
+    }
+    Some(at)
+}
+
+#[test]
+fn broken_entry_costs_its_own_name() {
+    for (name, bytes) in volumes_with_backups() {
+        let (block, _) = first_descriptors(&bytes);
+        let blocks = blocks_of(&bytes, b"/many").into_iter().flat_map(|it| it.step_by(block));
+        let mut entries = blocks.filter_map(|at| Some(at + fifth_entry(&bytes[at..at + block])?));
+        let broken = entries.next().unwrap();
+        let mut damaged = bytes.clone();
+        damaged[broken + 4..broken + 6].copy_from_slice(&7u16.to_le_bytes());
+        let names = |found: &Rescued| -> Vec<Vec<u8>> {
+            found.paths.iter().filter(|it| it.starts_with(b"many/")).cloned().collect()
+        };
+        let (all, found) = (rescue(&bytes).unwrap(), rescue(&damaged).unwrap());
+        let (all, left) = (names(&all), names(&found));
+        let lost = all.iter().filter(|path| !left.contains(path)).count();
+        assert_eq!((lost, left.len()), (1, all.len() - 1), "{name}");
+        assert!(found.losses.iter().any(|loss| loss.path == b"many"), "{name}");
+    }
+}
+
 /// A disk with sectors that cannot be read.
 struct WithBadSectors {
     disk: MemoryDisk,
