@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::volume::run_e2fsck;
-use common::{Draconis, has_tool, make_source_tree, mke2fs};
+use common::{Draconis, has_tool, make_source_tree, mke2fs, wait_until};
 use driver::*;
 
 /// A running export.
@@ -237,4 +237,162 @@ fn exports_end_under_load() {
     drop(driver);
     let mut export = export;
     assert_eq!(export.child.wait().unwrap().code(), Some(0), "--once");
+}
+
+/// Returns the first export that `draconis status` lists.
+fn status(draconis: &Draconis) -> serde_json::Value {
+    let status = draconis.run_ok(["status", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    status["exports"][0]["exports"][0].clone()
+}
+
+#[test]
+fn status_lists_the_export() {
+    let draconis = Draconis::new();
+    let image = draconis.path("a.img");
+    std::fs::write(&image, vec![0; 4 << 20]).unwrap();
+    let export = Export::start(&draconis, &["--name", "serial", text(&image)]);
+    let mut driver = connect(&draconis, Guest::new());
+    assert_eq!(driver.request(OUT, 0, &[1; 4096], 0).0, OK);
+    assert_eq!(driver.request(READ, 0, &[], 1024).0, OK);
+    assert_eq!(driver.request(READ, 8192, &[], 512).0, IO_ERROR, "past the end");
+    let told = status(&draconis);
+    assert_eq!(told["vhost_user_socket"], text(&socket(&draconis)));
+    assert_eq!((&told["name"], &told["image"]), (&"serial".into(), &text(&image).into()));
+    assert_eq!((&told["clients"], &told["requests"]), (&1.into(), &3.into()));
+    assert_eq!((&told["read_bytes"], &told["written_bytes"]), (&1024.into(), &4096.into()));
+    let shown = draconis.run_ok(["status"]);
+    assert!(shown.contains("exported at vhost-user /") && shown.contains("1, 3 req"), "{shown}");
+    drop(driver);
+    wait_until("the front end is gone", || status(&draconis)["clients"] == 0);
+    // A broken ring is an error.
+    let mut driver = connect(&draconis, Guest::new());
+    driver.guest.set_available_idx(1000);
+    driver.kick();
+    assert_eq!(driver.wait_used(), None);
+    let told = status(&draconis);
+    assert!(told["last_error"].as_str().unwrap().contains("queue 0 is broken"), "{told}");
+    drop(driver);
+    export.end();
+}
+
+#[test]
+fn status_says_that_the_disk_is_full() {
+    let draconis = Draconis::new();
+    let store = draconis.path("small");
+    let store = text(&store);
+    draconis.run_ok(["store", "create", store, "--size", "16M", "--layout", "cow", "--sparse"]);
+    draconis.run_ok(["store", "disk", store, "vol", "64M"]);
+    let export = Export::start(&draconis, &[&format!("{store}#vol")]);
+    let mut driver = connect(&draconis, Guest::new());
+    let mut random = draconis_device::Random::new(1);
+    let refused = (0..300u64).find(|nth| {
+        let mut bytes = vec![0; 128 << 10];
+        random.fill(&mut bytes);
+        driver.request(OUT, nth * 256, &bytes, 0).0 == IO_ERROR
+    });
+    assert!(refused.is_some_and(|nth| nth > 20), "{refused:?}");
+    assert_eq!(driver.request(READ, 0, &[], 512).0, OK);
+    let told = status(&draconis);
+    assert!(told["last_error"].as_str().unwrap().starts_with("it is full"), "{told}");
+    drop(driver);
+    drop(export);
+    draconis.run_ok(["store", "check", store]);
+}
+
+/// Returns the names of the disks and snapshots of the store `s`.
+fn names(draconis: &Draconis) -> Vec<String> {
+    let listed = draconis.run_ok(["store", "ls", "--json", text(&draconis.path("s"))]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    let objects = listed.as_array().unwrap().iter();
+    let names = objects.flat_map(|object| object["names"].as_array().unwrap().clone());
+    let mut names: Vec<_> = names.map(|name| name.as_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// The clone of a process: for all its front ends, removed at the end.
+#[test]
+fn clones_last_as_long_as_the_export() {
+    let draconis = Draconis::new();
+    let disk = make_store(&draconis);
+    for wrong in [&["--clone", "-r"][..], &["--clone=a b"]] {
+        let line = [&["export", "--vhost-user", "x"], wrong, &[&*disk]].concat();
+        assert_eq!(draconis.run(&line).status.code(), Some(2), "{wrong:?}");
+    }
+    draconis.run_ok(["store", "snapshot", &disk, "v1"]);
+    for of in [disk.clone(), format!("{disk}@v1")] {
+        let export = Export::start(&draconis, &["--clone", &of]);
+        assert_eq!(export.about["exports"][0]["clones"], format!("{disk}~1"));
+        let mut driver = connect(&draconis, Guest::new());
+        assert_eq!(driver.request(OUT, 8, &[1; 512], 0).0, OK);
+        assert_eq!(status(&draconis)["clones"], serde_json::json!([format!("{disk}~1")]));
+        let Driver { guest, front_end, .. } = driver;
+        drop(front_end);
+        let mut driver = connect(&draconis, guest);
+        assert_eq!(driver.request(READ, 8, &[], 512), (OK, vec![1; 512]));
+        drop(driver);
+        export.end();
+        assert_eq!(names(&draconis), ["vol", "vol@v1"]);
+    }
+    // The clone of a killed export is gone with it: its machine is refused, another is served.
+    let export = Export::start(&draconis, &["--clone", &disk]);
+    let mut driver = connect(&draconis, Guest::new());
+    assert_eq!(driver.request(OUT, 8, &[1; 512], 0).0, OK);
+    let Driver { guest, front_end, .. } = driver;
+    export.kill();
+    drop(front_end);
+    let export = Export::start(&draconis, &["--clone", "--once", &disk]);
+    let stream = UnixStream::connect(socket(&draconis)).unwrap();
+    let goes_on = std::thread::spawn(|| drop(Driver::connect(stream, guest, u64::MAX)));
+    assert!(goes_on.join().is_err());
+    let mut export = export;
+    assert_eq!(export.child.wait().unwrap().code(), Some(0), "--once");
+    assert_eq!(names(&draconis), ["vol", "vol@v1"]);
+    let export = Export::start(&draconis, &["--clone", &disk]);
+    let mut driver = connect(&draconis, Guest::new());
+    assert_eq!(driver.request(READ, 8, &[], 512), (OK, vec![0; 512]));
+    drop(driver);
+    export.end();
+    draconis.run_ok(["store", "check", text(&draconis.path("s"))]);
+}
+
+/// A machine goes on with its clone after kills and after the end of an export.
+#[test]
+fn kept_clones_are_found_again() {
+    let draconis = Draconis::new();
+    let disk = make_store(&draconis);
+    let mut guest = Guest::new();
+    for round in 1..=4u8 {
+        let export = Export::start(&draconis, &["--clone=vm", &disk]);
+        let clone = format!("{}#vm-1", draconis.path("s").display());
+        assert_eq!(export.about["exports"][0]["clones"], clone);
+        let mut driver = connect(&draconis, guest);
+        for earlier in 1..round {
+            let bytes = driver.request(READ, u64::from(earlier), &[], 512);
+            assert_eq!(bytes, (OK, vec![earlier; 512]));
+        }
+        assert_eq!(driver.request(OUT, round.into(), &[round; 512], 0).0, OK);
+        let Driver { guest: left, front_end, .. } = driver;
+        drop(front_end);
+        guest = left;
+        if round % 2 == 0 {
+            export.end()
+        } else {
+            export.kill()
+        }
+        assert_eq!(names(&draconis), ["vm-1", "vol", "vol@vm-1"]);
+    }
+    let export = Export::start(&draconis, &["-r", &disk]);
+    let mut driver = connect(&draconis, Guest::new());
+    assert_eq!(driver.request(READ, 1, &[], 512), (OK, vec![0; 512]));
+    drop(driver);
+    export.end();
+    // Killed before anything of the clone was durable.
+    let export = Export::start(&draconis, &["--clone=other", &disk]);
+    export.kill();
+    let export = Export::start(&draconis, &["--clone=other", &disk]);
+    export.end();
+    assert_eq!(names(&draconis), ["other-1", "vm-1", "vol", "vol@other-1", "vol@vm-1"]);
+    draconis.run_ok(["store", "check", text(&draconis.path("s"))]);
 }

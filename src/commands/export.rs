@@ -38,7 +38,7 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, 
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use self::clones::SharedClones;
+use self::clones::{CloneUse, SharedClones};
 use self::socket::{ListenAddress, Listener, Socket, SocketHalf};
 use self::source::{CloneNames, ImageFormat, Source, UnreadSources};
 use self::status::StatusServer;
@@ -57,7 +57,8 @@ use crate::text::{escape_control_chars, format_bytes};
 /// their file names, disks of stores by their own; the first one is also the default export.
 ///
 /// With --clone each connection has a writable disk of its own: a clone of a disk or snapshot in a
-/// store, made in constant time. A client that reconnects gets a new clone.
+/// store, made in constant time. A client that reconnects gets a new clone. With --vhost-user the
+/// process has one clone, for the front ends that connect to it.
 ///
 /// Ends on SIGTERM, SIGINT or SIGHUP: answers the requests in flight, makes all writes durable, and
 /// closes the images. A connection has up to 16 requests and 64 MiB of their contents in memory.
@@ -74,7 +75,7 @@ pub struct Arguments {
     nbd: Vec<ListenAddress>,
     /// Serve the image as a virtio block device to the front end that connects to the Unix socket
     /// PATH; there is one at a time.
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["nbd", "clone", "tls"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["nbd", "tls"])]
     vhost_user: Option<PathBuf>,
     /// Export read-only; other readers may use the image as well.
     #[arg(short, long)]
@@ -84,7 +85,9 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t, conflicts_with = "backing")]
     format: ImageFormat,
     /// Give each connection a writable clone of STORE#NAME@SNAPSHOT, or of STORE#NAME as it is now.
-    /// Clones are removed when their clients disconnect, or kept as PREFIX-1, PREFIX-2, ...
+    /// Clones are removed when their clients disconnect, or kept as PREFIX-1, PREFIX-2, ... With
+    /// --vhost-user the only clone is removed at the end, or kept as PREFIX-1, with which the next
+    /// export goes on.
     #[arg(
         long,
         value_name = "PREFIX",
@@ -183,6 +186,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         arguments.read_only,
         arguments.format,
         arguments.clone.clone(),
+        CloneUse::ForEachConnection,
     )?;
     allow_descriptors(arguments.connections + SPARE_DESCRIPTORS)?;
     let tls = arguments.tls.as_deref().map(tls::read_directory).transpose()?;
@@ -216,7 +220,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let status = status.map(|listener| {
         let uris = |name: &str| listeners.iter().map(|it| it.uri(name, tls.is_some())).collect();
-        StatusServer::new(listener, &exports, &sources, uris, confinement.clone())
+        let exports = status::nbd_exports(&exports, &sources, uris);
+        StatusServer::new(listener, exports, confinement.clone())
     });
     let server = Server {
         status,
@@ -456,7 +461,7 @@ impl Server {
                 break;
             }
             listeners.iter().for_each(|listener| self.accept(listener));
-            status.iter().for_each(|status| status.answer(&self.exports));
+            status.iter().for_each(|it| it.answer(self.exports.iter().map(Export::activity)));
         }
         let Some((mut child, _)) = child else { return Ok(ExitCode::SUCCESS) };
         wait_for_command(&mut child)

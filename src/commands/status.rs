@@ -88,10 +88,12 @@ fn format_exports(process: &ExportProcess) -> String {
     let mut text = String::new();
     for export in exports {
         let shown = |text: &str| escape_control_chars(text.as_bytes()).to_string();
+        let sockets = export.vhost_user_socket.iter().map(|path| format!("vhost-user {path}"));
+        let addresses: Vec<_> = export.uris.iter().cloned().chain(sockets).collect();
         text += &format!(
             "{} exported at {}\n  process   {pid}, landlock {}, seccomp {}\n  clients   {}{}, {} requests, {} read, {} written\n",
             shown(&export.image),
-            shown(&export.uris.join(" and ")),
+            shown(&addresses.join(" and ")),
             sandbox.landlock,
             if sandbox.seccomp { "kills" } else { "off" },
             export.clients,

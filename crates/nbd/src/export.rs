@@ -7,7 +7,7 @@ use draconis_device::{
     AllocationRun, Disk, Error as DiskError, Extent, Group, Properties, Ticket, Urgency, Write,
     wait_durable_while,
 };
-use draconis_types::{Block, PrivateBuffer};
+use draconis_types::{Block, ExportActivity, PrivateBuffer};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
@@ -27,23 +27,6 @@ pub trait CloneSource: Send + Sync {
     /// # Errors
     /// The reason, for people.
     fn create_clone(&self) -> Result<(String, Arc<dyn Disk>), String>;
-}
-
-/// What clients of an export have done since its start, and do now.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Activity {
-    /// Clients that use the export now.
-    pub clients: u64,
-    /// Requests.
-    pub requests: u64,
-    /// Bytes of successful reads.
-    pub read_bytes: u64,
-    /// Bytes of successful writes.
-    pub written_bytes: u64,
-    /// Names of the clones in use.
-    pub clones: Vec<String>,
-    /// The latest error, for people.
-    pub last_error: Option<String>,
 }
 
 /// Counts the client of a connection.
@@ -75,7 +58,7 @@ pub struct Export {
     /// True since the first TRIM: holes may not be durable from then on.
     is_trimmed: AtomicBool,
     /// An export shares it with its clones.
-    activity: Arc<Mutex<Activity>>,
+    activity: Arc<Mutex<ExportActivity>>,
     /// True once no more requests are read. An export shares it with its clones.
     is_stopping: Arc<AtomicBool>,
 }
@@ -151,7 +134,7 @@ impl Export {
     }
 
     /// Returns what clients have done; of an export with clones also what they did to these.
-    pub fn activity(&self) -> Activity {
+    pub fn activity(&self) -> ExportActivity {
         self.activity.lock().clone()
     }
 

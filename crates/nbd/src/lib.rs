@@ -29,7 +29,7 @@ mod wire;
 
 use std::io::{BufReader, Read, Write};
 
-pub use crate::export::{Activity, ChosenExport, CloneSource, Export};
+pub use crate::export::{ChosenExport, CloneSource, Export};
 pub use crate::negotiation::{MAX_OPTION_BYTES, MAX_OPTIONS, Session};
 pub use crate::transmission::{MAX_INFLIGHT_BYTES, MAX_THREADS};
 pub use crate::wire::MAX_PAYLOAD_BYTES;

@@ -153,8 +153,11 @@ pub struct ExportStatus {
     pub size_bytes: u64,
     /// True if clients cannot write.
     pub read_only: bool,
-    /// Addresses for clients.
+    /// Addresses for NBD clients.
     pub uris: Vec<String>,
+    /// Socket for a front end of vhost-user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user_socket: Option<String>,
     /// Clients that use the disk now.
     pub clients: u64,
     /// Requests since the start.

@@ -4,6 +4,7 @@
 //!   Block          a buffer with one owner: private memory, lent slices, or memory of another crate
 //!   Node, FileType, Time, Attributes, ..   what `stat` and its like pass on
 //!   Refusal        why a request is refused, with its errno
+//!   ExportActivity what clients of an exported disk have done
 //! ```
 //! This crate knows neither channels nor disks nor file systems.
 
@@ -13,6 +14,7 @@ mod attributes;
 mod block;
 mod buffer_cache;
 pub mod copy_counter;
+mod export_activity;
 pub mod injected_fault;
 mod page;
 mod private;
@@ -20,6 +22,7 @@ mod slices;
 
 pub use attributes::*;
 pub use block::{Block, BlockMemory};
+pub use export_activity::ExportActivity;
 pub use page::ALIGN_BYTES;
 pub use private::PrivateBuffer;
 pub use slices::SharedSlice;

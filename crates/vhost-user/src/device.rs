@@ -10,7 +10,7 @@ use draconis_device::{
     AllocationRun, Disk, Error as DiskError, Extent, Group, Properties, Ticket, Write,
     wait_durable_while,
 };
-use draconis_types::{Block, PrivateBuffer};
+use draconis_types::{Block, ExportActivity, PrivateBuffer};
 use parking_lot::{Mutex, RwLock};
 
 use crate::memory::{GuestBlock, Memory, Segment, take_front, total_len, write_segments};
@@ -30,6 +30,9 @@ pub struct Device {
     sectors: RwLock<()>,
     /// True if a write is answered only once it is durable.
     has_durable_writes: bool,
+    /// Identity of a disk that exists only as long as this process.
+    disk_id: Option<u64>,
+    activity: Mutex<ExportActivity>,
     /// True since the first discard: holes may not be durable from then on.
     is_discarded: AtomicBool,
     /// True once requests may be left to a successor.
@@ -42,6 +45,15 @@ pub(crate) enum Outcome {
     Done(Status, u32),
     /// The device stops: a successor carries the request out.
     Abandoned,
+}
+
+/// Counts a connected front end.
+pub(crate) struct ClientCount<'d>(&'d Device);
+
+impl Drop for ClientCount<'_> {
+    fn drop(&mut self) {
+        self.0.activity.lock().clients -= 1;
+    }
 }
 
 /// Reason for not carrying a request out.
@@ -62,6 +74,8 @@ impl Device {
             newest: Mutex::new(None),
             sectors: RwLock::new(()),
             has_durable_writes: false,
+            disk_id: None,
+            activity: Mutex::default(),
             is_discarded: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
         }
@@ -76,6 +90,31 @@ impl Device {
 
     pub(crate) fn has_durable_writes(&self) -> bool {
         self.has_durable_writes
+    }
+
+    /// Refuses machines that go on from another disk than `id`, for a disk that is not there before or
+    /// after this process. The in-flight area of a front end has the identity.
+    #[must_use]
+    pub fn with_disk_id(self, id: u64) -> Self {
+        Self { disk_id: Some(id), ..self }
+    }
+
+    pub(crate) fn disk_id(&self) -> Option<u64> {
+        self.disk_id
+    }
+
+    /// Returns what front ends have done, without names of clones.
+    pub fn activity(&self) -> ExportActivity {
+        self.activity.lock().clone()
+    }
+
+    pub(crate) fn count_client(&self) -> ClientCount<'_> {
+        self.activity.lock().clients += 1;
+        ClientCount(self)
+    }
+
+    pub(crate) fn record_error(&self, error: String) {
+        self.activity.lock().last_error = Some(error);
     }
 
     /// Returns the sizes and guarantees of the disk.
@@ -116,6 +155,7 @@ impl Device {
         let input = std::mem::take(&mut request.input);
         let output = std::mem::take(&mut request.output);
         let len = total_len(&output) as u32;
+        let input_len = total_len(&input);
         let done = match &request.command {
             Err(status) => Err(Failure::Status(*status)),
             Ok(Command::Read { offset }) => self.read(memory, *offset, output).map(|()| len),
@@ -129,6 +169,14 @@ impl Device {
                 self.write_zeroes(ranges, is_write_through).map(|()| 0)
             }
         };
+        let mut activity = self.activity.lock();
+        activity.requests += 1;
+        match (&done, &request.command) {
+            (Ok(_), Ok(Command::Read { .. })) => activity.read_bytes += u64::from(len),
+            (Ok(_), Ok(Command::Write { .. })) => activity.written_bytes += input_len,
+            _ => {}
+        }
+        drop(activity);
         match done {
             Ok(written) => Outcome::Done(Status::Ok, written),
             Err(Failure::Status(status)) => Outcome::Done(status, 0),
@@ -320,7 +368,15 @@ impl Device {
         if self.is_stopping() && matches!(error, DiskError::Unreachable(_)) {
             return Failure::Abandoned;
         }
-        log::warn!("{error}");
+        // The protocol has no status for a full disk.
+        let what =
+            if error.is_no_space() { "it is full, and guests get an I/O error: " } else { "" };
+        log::warn!("{what}{error}");
+        // The error that stopped the disk says why.
+        let mut activity = self.activity.lock();
+        if activity.last_error.is_none() || !matches!(error, DiskError::Stopped) {
+            activity.last_error = Some(format!("{what}{error}"));
+        }
         Failure::Status(Status::IoError)
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   queue 0 | queue 1 | .. | ours
 //!   a queue: features, version, desc_num, last_batch_head, used_idx | descriptor states
-//!   ours: magic, 1 if the guest has switched the write cache off
+//!   ours: magic, 1 if the guest has switched the write cache off, identity of a temporary disk
 //! ```
 //!
 //! Layout and order of the queues are those of the vhost-user specification for split rings. The front
@@ -29,6 +29,13 @@ const ALIGN_BYTES: u64 = 64;
 const OWN_BYTES: u64 = 64;
 const OWN_MAGIC: u32 = 0x6b6c_6264;
 const VERSION: u16 = 1;
+
+/// Offsets in our part.
+mod own_field {
+    pub(super) const MAGIC: u64 = 0;
+    pub(super) const IS_WRITE_THROUGH: u64 = 4;
+    pub(super) const DISK_ID: u64 = 8;
+}
 
 /// Offsets in a queue's part.
 mod queue_field {
@@ -82,6 +89,7 @@ impl Resources {
     pub(crate) fn new_area(
         &self,
         request: &VhostUserInflight,
+        disk_id: Option<u64>,
     ) -> Result<(VhostUserInflight, File)> {
         let (queues, queue_size) = (request.num_queues, request.queue_size);
         if queues > MAX_QUEUES || queue_size > MAX_QUEUE_SIZE {
@@ -96,7 +104,8 @@ impl Resources {
             queue.store(queue_field::VERSION, VERSION);
             queue.store(queue_field::DESC_NUM, queue_size);
         }
-        area.slice(area.own_offset(), 4, |own| own.store(OWN_MAGIC, 0, Ordering::Release));
+        area.store_own(own_field::DISK_ID, disk_id.unwrap_or_default());
+        area.store_own(own_field::MAGIC, OWN_MAGIC);
         let file = self.inflight.try_clone().map_err(Error::ReqHandlerError)?;
         Ok((VhostUserInflight::new(len, 0, queues, queue_size), file))
     }
@@ -139,20 +148,35 @@ impl InflightArea {
         access(&slice).ok()
     }
 
+    fn load_own<T: vm_memory::AtomicAccess>(&self, field: u64) -> Option<T> {
+        let at = self.own_offset() + field;
+        self.slice(at, size_of::<T>(), |own| own.load(0, Ordering::Acquire))
+    }
+
+    fn store_own<T: vm_memory::AtomicAccess>(&self, field: u64, value: T) {
+        let at = self.own_offset() + field;
+        self.slice(at, size_of::<T>(), |own| own.store(value, 0, Ordering::Release));
+    }
+
+    fn has_own_part(&self) -> bool {
+        self.load_own(own_field::MAGIC) == Some(OWN_MAGIC)
+    }
+
     /// Returns true if a predecessor was told to switch the write cache off.
     pub(crate) fn is_write_through(&self) -> bool {
-        let at = self.own_offset();
-        let magic = self.slice(at, 4, |own| own.load::<u32>(0, Ordering::Acquire));
-        let flag = self.slice(at + 4, 4, |own| own.load::<u32>(0, Ordering::Acquire));
-        magic == Some(OWN_MAGIC) && flag == Some(1)
+        self.has_own_part() && self.load_own(own_field::IS_WRITE_THROUGH) == Some(1u32)
     }
 
     pub(crate) fn set_write_through(&self, is_write_through: bool) {
-        let at = self.own_offset();
-        if self.slice(at, 4, |own| own.load::<u32>(0, Ordering::Acquire)) == Some(OWN_MAGIC) {
-            let flag = u32::from(is_write_through);
-            self.slice(at + 4, 4, |own| own.store(flag, 0, Ordering::Release));
+        if self.has_own_part() {
+            self.store_own(own_field::IS_WRITE_THROUGH, u32::from(is_write_through));
         }
+    }
+
+    /// Returns the identity of the disk that the machine has used, if the disk had one.
+    pub(crate) fn disk_id(&self) -> Option<u64> {
+        let id = self.load_own(own_field::DISK_ID).filter(|_| self.has_own_part());
+        id.filter(|id| *id != 0)
     }
 
     /// Returns the part of a queue.

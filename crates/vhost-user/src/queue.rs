@@ -132,7 +132,9 @@ impl Queue {
         let run = AssertUnwindSafe(|| self.run_requests(&mut term));
         let ended = catch_unwind(run).map_err(|_| "a thread panicked".to_owned());
         if let Err(error) = ended.and_then(|ended| ended.map_err(|error| error.to_string())) {
-            log::error!("queue {} is broken and stops: {error}", self.index);
+            let text = format!("queue {} is broken and stops: {error}", self.index);
+            log::error!("{text}");
+            self.shared.device.record_error(text);
             self.is_stopping.store(true, Ordering::SeqCst);
             notify(self.notifiers.lock().error.as_ref());
         }

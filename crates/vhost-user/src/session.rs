@@ -42,6 +42,7 @@ pub fn serve(
     device: &Arc<Device>,
     resources: &Arc<Resources>,
 ) -> std::result::Result<(), ConnectionError> {
+    let _client = device.count_client();
     let session = Session::new(device.clone(), resources.clone());
     let session = Arc::new(StdMutex::new(session));
     let mut handler = BackendReqHandler::from_stream(stream, session.clone());
@@ -49,7 +50,11 @@ pub fn serve(
         match handler.handle_request() {
             Ok(()) => {}
             Err(Error::Disconnected) => break Ok(()),
-            Err(error) => break Err(ConnectionError(error)),
+            Err(error) => {
+                let error = ConnectionError(error);
+                device.record_error(format!("a front end was disconnected: {error}"));
+                break Err(error);
+            }
         }
     };
     if let Ok(mut session) = session.lock() {
@@ -349,13 +354,19 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_inflight_fd(&mut self, area: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         self.stop_all();
-        let area = self.shared.resources.new_area(area)?;
+        let area = self.shared.resources.new_area(area, self.shared.device.disk_id())?;
         self.restart_queues(|_| {})?;
         Ok(area)
     }
 
     fn set_inflight_fd(&mut self, description: &VhostUserInflight, file: File) -> Result<()> {
         let area = InflightArea::map(description, file)?;
+        let disk_id = self.shared.device.disk_id();
+        if disk_id.is_some() && area.disk_id() != disk_id {
+            return Err(refuse(
+                "the machine has used another disk, which is gone; restart the machine",
+            ));
+        }
         // Set by a predecessor, whom the front end does not repeat it after.
         if area.is_write_through() {
             self.has_write_cache = false;

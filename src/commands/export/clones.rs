@@ -1,4 +1,4 @@
-//! Clones of disks in stores: one for each connection.
+//! Clones of disks in stores: one for each connection, or one for the process.
 //!
 //! ```text
 //!   STORE#NAME ──snapshot at the start──▶ NAME@~base ──▶ NAME~1, NAME~2, ..  removed at disconnect
@@ -26,10 +26,18 @@ use crate::report;
 /// Name of the snapshot that an export takes for clones that it removes.
 const BASE_SNAPSHOT: &str = "~base";
 
+/// Number of the clones of an export.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum CloneUse {
+    ForEachConnection,
+    /// One, kept as PREFIX-1 for the next export. A machine goes on with it after a kill.
+    ForProcess,
+}
+
 /// Clones of one disk or snapshot.
 pub struct Clones {
     store: OpenStoreDisk,
-    /// Snapshot below the clones.
+    /// Snapshot below the clones; or the only clone itself, if it is there already.
     base: StoreDiskName,
     /// Prefix of the names, up to the number.
     prefix: String,
@@ -47,6 +55,7 @@ impl Clones {
         store: OpenStoreDisk,
         of: &StoreDiskName,
         keep_as: Option<&str>,
+        clone_use: CloneUse,
     ) -> anyhow::Result<Arc<Self>> {
         let disk = of.name.split('@').next().unwrap_or_default();
         let prefix = match keep_as {
@@ -58,14 +67,24 @@ impl Clones {
             let name = name.rsplit('@').next().unwrap_or_default();
             name.strip_prefix(&prefix)?.parse::<u64>().ok()
         };
-        let first = store.list_names()?.iter().filter_map(number).max().unwrap_or(0) + 1;
+        let names = store.list_names()?;
+        let is_fixed = clone_use == CloneUse::ForProcess && keep_as.is_some();
+        let last = if is_fixed { None } else { names.iter().filter_map(number).max() };
+        let first = last.unwrap_or(0) + 1;
+        let clone = format!("{prefix}{first}");
         let mut base = of.clone();
-        let takes_snapshot = !of.is_snapshot();
-        if takes_snapshot {
-            let snapshot = keep_as.map_or(BASE_SNAPSHOT.into(), |_| format!("{prefix}{first}"));
+        let exists = names.contains(&clone);
+        let takes_snapshot = !of.is_snapshot() && !exists;
+        if exists {
+            base.name = clone;
+        } else if takes_snapshot {
+            let snapshot = keep_as.map_or(BASE_SNAPSHOT.into(), |_| clone);
             base.name = format!("{disk}@{snapshot}");
-            let take = DiskCommand::Snapshot { disk: disk.to_owned(), snapshot };
-            store.execute(&take).with_context(|| format!("{of}: no snapshot"))?;
+            // An export that was killed before its clone was durable has taken it.
+            if !names.contains(&base.name) {
+                let take = DiskCommand::Snapshot { disk: disk.to_owned(), snapshot };
+                store.execute(&take).with_context(|| format!("{of}: no snapshot"))?;
+            }
         }
         let next = AtomicU64::new(first);
         let keeps = keep_as.is_some();
@@ -90,6 +109,18 @@ impl Clones {
         }
         let name = self.base.name.clone();
         self.store.execute(&DiskCommand::Remove { name, with_snapshots: false })
+    }
+
+    /// Opens the clone of [`CloneUse::ForProcess`], which is created unless it was kept. Returns its
+    /// name and its disk.
+    pub fn open_only(self: &Arc<Self>) -> anyhow::Result<(String, Arc<dyn Disk>)> {
+        if !self.base.is_snapshot() {
+            let text = format!("goes on with {}, which is there already", self.base);
+            report::print_notes(&[text]);
+            return Ok((self.base.to_string(), self.store.other_disk(&self.base).disk()?));
+        }
+        let clone = self.create()?;
+        Ok((clone.end.named().to_string(), Arc::new(clone)))
     }
 
     /// Creates a clone, and opens its disk.

@@ -12,7 +12,7 @@ use draconis_access::destination::refuse_output;
 use draconis_container::{OpenedImage, SessionDisk};
 use draconis_device::{Disk, SubDisk, find_partition};
 
-use super::clones::Clones;
+use super::clones::{CloneUse, Clones};
 use crate::image::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk, parse_disk_name};
 use crate::image::{self, BackingFiles, UnreadFile, UnreadImage, VolumeArgs};
 
@@ -22,6 +22,7 @@ pub struct UnreadSources {
     images: Vec<(PathBuf, UnreadSource)>,
     place: VolumeArgs,
     clones: Option<CloneNames>,
+    clone_use: CloneUse,
 }
 
 /// Format of the images.
@@ -74,7 +75,7 @@ pub struct Source {
     pub disk: Arc<dyn Disk>,
     /// The same disk, if its file has to be closed cleanly.
     pub session: Option<Arc<dyn SessionDisk>>,
-    /// Clones of the disk, if each connection gets one.
+    /// Clones of the disk, if they are exported instead.
     pub clones: Option<Arc<Clones>>,
     /// True if a write that reads see survives the death of this process: it is in the file.
     pub survives_death: bool,
@@ -89,6 +90,7 @@ impl UnreadSources {
         read_only: bool,
         format: ImageFormat,
         clones: Option<CloneNames>,
+        clone_use: CloneUse,
     ) -> anyhow::Result<Self> {
         let is_located =
             place.offset.is_some() || place.partition.is_some() || !place.backing.is_empty();
@@ -103,7 +105,8 @@ impl UnreadSources {
                 "--clone exports whole disks, without --offset, --partition, --backing"
             );
         }
-        let mut sources = Self { stores: vec![], images: vec![], place: place.clone(), clones };
+        let mut sources =
+            Self { stores: vec![], images: vec![], place: place.clone(), clones, clone_use };
         let names = images.iter().map(|image| image::parse_store_disk(image));
         let names = names.collect::<anyhow::Result<Vec<_>>>()?;
         for (path, name) in images.iter().zip(&names) {
@@ -160,7 +163,7 @@ impl UnreadSources {
     pub fn start(self) -> anyhow::Result<Vec<Source>> {
         let stores = self.stores.into_iter().map(|store| store.opened.open());
         let stores = stores.collect::<anyhow::Result<Vec<OpenStoreDisk>>>()?;
-        let (place, clone_names) = (self.place, self.clones);
+        let (place, clone_names, clone_use) = (self.place, self.clones, self.clone_use);
         let images = self.images.into_iter().map(|(image, source)| {
             let mut clones = None;
             let is_in_store = matches!(source, UnreadSource::InStore(..));
@@ -172,7 +175,8 @@ impl UnreadSources {
                             CloneNames::Temporary => None,
                             CloneNames::Kept(prefix) => Some(&**prefix),
                         };
-                        let made = Clones::prepare(store.other_disk(&name), &name, keep_as)?;
+                        let made =
+                            Clones::prepare(store.other_disk(&name), &name, keep_as, clone_use)?;
                         name = made.base().clone();
                         clones = Some(made);
                     }

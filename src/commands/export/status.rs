@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use draconis_nbd::{Activity, Export};
+use draconis_nbd::Export;
 use draconis_service::client::RuntimeDir;
 use draconis_service::export_status::{ExportProcess, ExportStatus, own_socket};
 use draconis_service::sandbox::Confinement;
+use draconis_types::ExportActivity;
 
 use super::socket::{ListenAddress, Listener, SocketHalf};
 use super::source::Source;
@@ -43,36 +44,38 @@ pub struct StatusServer {
     about: ExportProcess,
 }
 
+/// Returns the state of NBD exports that have had no clients.
+pub fn nbd_exports(
+    exports: &[Export],
+    sources: &[Source],
+    uris: impl Fn(&str) -> Vec<String>,
+) -> Vec<ExportStatus> {
+    let exports = exports.iter().zip(sources).map(|(export, source)| ExportStatus {
+        name: export.name().to_owned(),
+        image: source.image.display().to_string(),
+        size_bytes: export.len_bytes(),
+        read_only: export.is_read_only(),
+        uris: uris(export.name()),
+        ..ExportStatus::default()
+    });
+    exports.collect()
+}
+
 impl StatusServer {
-    pub fn new(
-        listener: Listener,
-        exports: &[Export],
-        sources: &[Source],
-        uris: impl Fn(&str) -> Vec<String>,
-        sandbox: Confinement,
-    ) -> Self {
-        let exports = exports.iter().zip(sources).map(|(export, source)| ExportStatus {
-            name: export.name().to_owned(),
-            image: source.image.display().to_string(),
-            size_bytes: export.len_bytes(),
-            read_only: export.is_read_only(),
-            uris: uris(export.name()),
-            ..ExportStatus::default()
-        });
-        let exports = exports.collect();
+    pub fn new(listener: Listener, exports: Vec<ExportStatus>, sandbox: Confinement) -> Self {
         let about = ExportProcess { pid: std::process::id(), exports, sandbox, why: None };
         Self { listener, about }
     }
 
-    /// Answers a command that has connected, if any.
-    pub fn answer(&self, exports: &[Export]) {
+    /// Answers a command that has connected, if any. `activities` are those of the exports.
+    pub fn answer(&self, activities: impl Iterator<Item = ExportActivity>) {
         let Ok(Some(socket)) = self.listener.accept(Instant::now() + ANSWER_TIMEOUT) else {
             return;
         };
         let mut status = self.about.clone();
-        for (export, status) in exports.iter().zip(&mut status.exports) {
-            let Activity { clients, requests, read_bytes, written_bytes, clones, last_error } =
-                export.activity();
+        for (activity, status) in activities.zip(&mut status.exports) {
+            let ExportActivity { clients, requests, read_bytes, written_bytes, clones, last_error } =
+                activity;
             (status.clients, status.requests) = (clients, requests);
             (status.read_bytes, status.written_bytes) = (read_bytes, written_bytes);
             (status.clones, status.last_error) = (clones, last_error);

@@ -1,8 +1,11 @@
 //! `draconis export --vhost-user`: serves one image to one front end after the other.
 //!
-//! Law: a front end can end this process by truncating memory that it shares. So the process has one
+//! Law 1: a front end can end this process by truncating memory that it shares. So the process has one
 //! image and no other clients.
+//! Law 2: a machine goes on with the disk that it has used, or is refused. A clone that is not kept
+//! has an identity that no other process gives.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -13,13 +16,17 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use draconis_service::export_status::ExportStatus;
+use draconis_types::ExportActivity;
 use draconis_vhost_user::{Device, Resources, serve};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
+use super::clones::CloneUse;
 use super::socket::{ListenAddress, Listener};
-use super::source::{Source, UnreadSources};
+use super::source::{CloneNames, Source, UnreadSources};
+use super::status::{self, StatusServer};
 use super::{
     ACCEPT_PAUSE, Arguments, DRAIN_TIMEOUT, ExportJson, ExportsJson, WakePipe, Waker,
     start_command, wait_for_command,
@@ -36,23 +43,34 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
         &arguments.place,
         arguments.read_only,
         arguments.format,
-        None,
+        arguments.clone.clone(),
+        CloneUse::ForProcess,
     )?;
     let resources = Arc::new(Resources::new()?);
     let wake = WakePipe::new()?;
     let child = arguments.run.as_deref().map(|command| start_command(command, &listener, None));
     let mut child = child.transpose()?;
+    let status = status::bind_socket();
     // A no-op unless systemd started the command. Front ends can connect already.
     sd_notify::notify(&[sd_notify::NotifyState::Ready])?;
     let confinement = image::confine_export()?;
 
     let mut sources = sources.start()?;
-    let Source { image, disk, session, survives_death, .. } = sources.pop().context("an image")?;
+    let Source { image, mut disk, session, survives_death, clones } =
+        sources.pop().context("an image")?;
+    let clone = clones.as_ref().map(|clones| clones.open_only()).transpose()?;
+    let clone = clone.map(|(name, opened)| {
+        disk = opened;
+        name
+    });
     let file_name = image.file_name().unwrap_or(image.as_os_str()).to_string_lossy();
     let name = arguments.name.as_deref().unwrap_or(&file_name);
     let mut device = Device::new(disk, name);
     if !survives_death {
         device = device.with_durable_writes();
+    }
+    if arguments.clone == Some(CloneNames::Temporary) {
+        device = device.with_disk_id(RandomState::new().build_hasher().finish().max(1));
     }
     let device = Arc::new(device);
     if device.properties().read_only && !arguments.read_only {
@@ -63,10 +81,21 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
         image: image.display().to_string(),
         size_bytes: device.properties().len_bytes,
         read_only: device.properties().read_only,
-        clones: None,
+        clones: clone.clone(),
         uris: vec![],
         vhost_user_socket: Some(listener.unix_path()),
     };
+    let status = status.map(|socket| {
+        let exports = vec![ExportStatus {
+            name: name.to_owned(),
+            image: export.image.clone(),
+            size_bytes: export.size_bytes,
+            read_only: export.read_only,
+            vhost_user_socket: export.vhost_user_socket.clone(),
+            ..ExportStatus::default()
+        }];
+        StatusServer::new(socket, exports, confinement.clone())
+    });
     if arguments.json {
         let exports = ExportsJson { exports: vec![export], confinement };
         report::print_line(serde_json::to_string(&exports)?)?;
@@ -76,10 +105,13 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
         let image = escape_control_chars(export.image.as_bytes());
         let path = listener.unix_path();
         let path = escape_control_chars(path.as_bytes());
-        report::print_line(format_args!("{image} ({size}{mode}): vhost-user {path}"))?;
+        let of = clone.iter().map(|name| format!(", clone {name}"));
+        let of: String = of.map(|text| escape_control_chars(text.as_bytes())).collect();
+        report::print_line(format_args!("{image} ({size}{mode}{of}): vhost-user {path}"))?;
     }
 
-    let front_ends = FrontEnds { device: &device, resources: &resources, wake: &wake };
+    let front_ends =
+        FrontEnds { device: &device, resources: &resources, wake: &wake, status, clone };
     let code = front_ends.serve(
         &listener,
         child.as_ref().map(|(_, ended)| ended.as_fd()),
@@ -89,6 +121,11 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
     let shown = || image.display().to_string();
     device.flush().with_context(shown)?;
     session.map_or(Ok(()), |session| session.close_session()).with_context(shown)?;
+    // A thread that has not ended may still use the clone; the next export removes it then.
+    if let (Some(device), Some(clones)) = (Arc::into_inner(device), clones) {
+        drop(device);
+        clones.close().with_context(shown)?;
+    }
     match (code, child.as_mut()) {
         (Some(code), _) => Ok(code),
         (None, Some((child, _))) => wait_for_command(child),
@@ -100,6 +137,9 @@ struct FrontEnds<'a> {
     device: &'a Arc<Device>,
     resources: &'a Arc<Resources>,
     wake: &'a WakePipe,
+    status: Option<StatusServer>,
+    /// Name of the clone that is served.
+    clone: Option<String>,
 }
 
 impl FrontEnds<'_> {
@@ -136,16 +176,24 @@ impl FrontEnds<'_> {
             if connection.is_none() {
                 waited.push(PollFd::new(listener, PollFlags::IN));
             }
+            waited.extend(self.status.iter().map(|it| PollFd::new(&it.listener, PollFlags::IN)));
             match poll(&mut waited, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
             drop(waited);
             self.wake.clear();
+            if let Some(status) = &self.status {
+                status.answer(std::iter::once(self.activity()));
+            }
             if connection.is_none() {
                 connection = self.accept(listener);
             }
         }
+    }
+
+    fn activity(&self) -> ExportActivity {
+        ExportActivity { clones: self.clone.iter().cloned().collect(), ..self.device.activity() }
     }
 
     fn accept(&self, listener: &Listener) -> Option<Connection> {
