@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{Draconis, has_tool, report_skipped};
 
@@ -71,15 +71,24 @@ impl MachineRequirements {
         let line = "console=ttyS0 quiet panic=-1 ROOT_DEVICE";
         qemu.args(["-append", &format!("{line}={} ROOT_TYPE={}", disk.root, disk.kind)]);
         let file = disk.path.display();
-        if disk.is_vhost_user {
-            // Two processors have a queue each.
-            qemu.args(["-M", "q35,memory-backend=memory", "-smp", "2"]);
-            qemu.args(["-object", "memory-backend-memfd,id=memory,size=192M,share=on"]);
-            qemu.args(["-chardev", &format!("socket,id=disk,path={file},reconnect=1")]);
-            qemu.args(["-device", "vhost-user-blk-pci,chardev=disk"]);
-        } else {
-            let drive = format!("file={file},format={},if=virtio,cache=unsafe", disk.format);
-            qemu.args(["-M", "q35", "-drive", &drive]);
+        match disk.door {
+            DiskDoor::VhostUser => {
+                // Two processors have a queue each.
+                qemu.args(["-M", "q35,memory-backend=memory", "-smp", "2"]);
+                qemu.args(["-object", "memory-backend-memfd,id=memory,size=192M,share=on"]);
+                qemu.args(["-chardev", &format!("socket,id=disk,path={file},reconnect=1")]);
+                qemu.args(["-device", "vhost-user-blk-pci,chardev=disk"]);
+            }
+            DiskDoor::Nbd => {
+                let server = format!("server.type=unix,server.path={file},reconnect-delay=60");
+                let node = format!("driver=nbd,node-name=disk,{server},discard=unmap");
+                qemu.args(["-M", "q35", "-blockdev", &node]);
+                qemu.args(["-device", "virtio-blk-pci,drive=disk"]);
+            }
+            DiskDoor::File(format) => {
+                let drive = format!("file={file},format={format},if=virtio,cache=unsafe");
+                qemu.args(["-M", "q35", "-drive", &drive]);
+            }
         }
         qemu.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = qemu.spawn().unwrap();
@@ -102,28 +111,40 @@ impl MachineRequirements {
     }
 }
 
+/// How QEMU gets to a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DiskDoor {
+    /// A file in this format.
+    File(&'static str),
+    /// The Unix socket of an NBD server, which QEMU waits for when it is gone.
+    Nbd,
+    VhostUser,
+}
+
 /// Disk of a guest's root file system.
 pub(crate) struct DiskOption {
     path: PathBuf,
-    format: &'static str,
     root: &'static str,
     kind: &'static str,
-    is_vhost_user: bool,
+    door: DiskDoor,
 }
 
 impl DiskOption {
     pub(crate) fn raw_disk(path: &Path, kind: &'static str) -> Self {
-        let path = path.to_owned();
-        Self { path, format: "raw", root: "/dev/vda", kind, is_vhost_user: false }
+        Self::behind(DiskDoor::File("raw"), path, kind)
+    }
+
+    pub(crate) fn behind(door: DiskDoor, path: &Path, kind: &'static str) -> Self {
+        Self { path: path.to_owned(), root: "/dev/vda", kind, door }
     }
 
     /// A disk behind a vhost-user socket.
     pub(crate) fn vhost_user(socket: &Path, kind: &'static str) -> Self {
-        Self { is_vhost_user: true, ..Self::raw_disk(socket, kind) }
+        Self::behind(DiskDoor::VhostUser, socket, kind)
     }
 
     pub(crate) fn partition_of_qcow2(path: &Path, kind: &'static str) -> Self {
-        Self { format: "qcow2", root: "/dev/vda1", ..Self::raw_disk(path, kind) }
+        Self { root: "/dev/vda1", ..Self::behind(DiskDoor::File("qcow2"), path, kind) }
     }
 }
 
@@ -135,12 +156,13 @@ pub(crate) struct RunningGuest {
 }
 
 impl RunningGuest {
-    /// Waits until the guest reports success and powers itself off.
-    pub(crate) fn wait_for_power_off(mut self) {
+    /// Waits until the guest reports success and powers itself off; returns all its output.
+    pub(crate) fn wait_for_power_off(mut self) -> String {
         self.wait_for_word("DONE");
         self.drain_output();
         let status = self.child.wait().unwrap();
         assert!(status.success(), "{status}: {}", self.said);
+        std::mem::take(&mut self.said)
     }
 
     /// Cuts the power once the guest has printed a word.
@@ -148,7 +170,31 @@ impl RunningGuest {
         self.wait_for_word(word);
     }
 
-    fn wait_for_word(&mut self, word: &str) {
+    /// Returns true once the guest prints a line that starts with `word`; false after `time`.
+    pub(crate) fn says_within(&mut self, word: &str, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    writeln!(self.said, "{line}").unwrap();
+                    if line.starts_with(word) {
+                        return true;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => return false,
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("the guest ended without {word}:\n{}", self.said)
+                }
+            }
+        }
+    }
+
+    /// Returns all output so far.
+    pub(crate) fn output(&self) -> &str {
+        &self.said
+    }
+
+    pub(crate) fn wait_for_word(&mut self, word: &str) {
         while let Some(line) = self.next_line() {
             if line == word {
                 return;

@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod exports;
 mod machine;
 mod root;
 
@@ -91,36 +92,6 @@ fn killed_ext4_guest_boots_again() {
     assert_volume_holds_guest_changes(&draconis, &image);
     let told = draconis.run_ok(["cat", &format!("{}:/report/letter", image.display())]);
     assert_eq!(told, "from outside\n");
-}
-
-/// The disk of the guest is one of a store, exported by NBD.
-#[test]
-fn guest_boots_from_exported_store_disk() {
-    let test = "booting from an export";
-    let Some(machine) = MachineRequirements::find_requirements(test) else { return };
-    let draconis = Draconis::new();
-    let store = draconis.path("s");
-    let store = store.to_str().unwrap();
-    draconis.run_ok(["store", "create", store, "--size", "256M", "--layout", "cow", "--sparse"]);
-    let disk = PathBuf::from(format!("{store}#root"));
-    let tar = RootArchive::new(&machine).write(&draconis.path("root.tar"));
-    draconis.run_ok(["format", "-t", "ext4", "--from", &tar, disk.to_str().unwrap(), "48M"]);
-    let socket = draconis.path("root.sock");
-    let mut export = draconis.command();
-    export.args(["export", "--nbd", &format!("unix:{}", socket.display())]).arg(&disk);
-    let mut export = export.stdout(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(export.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    let uri = PathBuf::from(line.trim().rsplit_once(' ').unwrap().1);
-    machine.boot(&draconis, &DiskOption::raw_disk(&uri, "ext4")).wait_for_power_off();
-    let pid = rustix::process::Pid::from_child(&export);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert!(export.wait().unwrap().success());
-    assert_guest_sees_expected_entries(&draconis, &disk);
-    assert_volume_holds_guest_changes(&draconis, &disk);
-    let copy = draconis.path("copy.img");
-    draconis.run_ok(["store", "get", store, "root", copy.to_str().unwrap()]);
-    run_e2fsck(&copy);
 }
 
 /// Starts an export of `disk` at a vhost-user socket, and waits until it is ready.

@@ -51,6 +51,20 @@ mount -o remount,ro / && echo DONE
 poweroff -f
 "#;
 
+/// Script of a guest that verifies what it reads, and looks for errors that its kernel has seen.
+const VERIFIER_SCRIPT: &str = r#"#!/bin/sh
+export PATH=/bin
+mount -t proc proc /proc
+echo VERIFYING
+if verifier /data SECONDS; then
+    dmesg | grep -iE 'I/O error|EXT4-fs (error|warning)|JBD2: .*error|timed out|blocked for more' \
+        && echo "WRONG: the kernel has seen errors"
+    md5sum /data > /report/sum
+    mount -o remount,ro / && echo DONE
+fi
+poweroff -f
+"#;
+
 /// A name in `/given`: name, type, mode, links, owner.
 type ExpectedEntry = (&'static str, &'static str, u32, u64, (u64, u64));
 
@@ -101,6 +115,14 @@ impl RootArchive {
             }
         }
         root
+    }
+
+    /// Replaces the guest's script by one that runs the verifier, which is added.
+    pub(crate) fn with_verifier(mut self, verifier: &[u8], seconds: u64) -> Self {
+        self.add_entry("bin/verifier", tar::EntryType::Regular, 0o755, (0, 0), verifier);
+        let script = VERIFIER_SCRIPT.replace("SECONDS", &seconds.to_string());
+        self.add_entry("sbin/init", tar::EntryType::Regular, 0o755, (0, 0), script.as_bytes());
+        self
     }
 
     /// Writes it to a file; returns the argument for `--from`.
