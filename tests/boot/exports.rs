@@ -188,12 +188,12 @@ fn is_done(guest: &mut RunningGuest, milliseconds: u64) -> bool {
 }
 
 /// A guest writes and verifies for some time while its export is killed about once a second.
-fn verify_with_kills(kind: ImageKind, door: DiskDoor, min_kills: u64) {
+fn verify_with_kills(kind: ImageKind, door: DiskDoor) {
     let test = "a guest whose export is killed";
     let Some(machine) = MachineRequirements::find_requirements(test) else { return };
     let scratch = Draconis::new();
     let Some(verifier) = build_verifier(&scratch) else { return };
-    let seconds = verified_seconds(10);
+    let seconds = verified_seconds(12);
     let root = RootArchive::new(&machine).with_verifier(&verifier, seconds);
     let Some(exported) = ExportedRoot::create(kind, door, root) else { return };
     let draconis = &exported.place.draconis;
@@ -224,7 +224,8 @@ fn verify_with_kills(kind: ImageKind, door: DiskDoor, min_kills: u64) {
     );
     let output = guest.wait_for_power_off();
     assert!(!output.contains("WRONG"), "{output}");
-    assert!(kills >= min_kills, "only {kills} kills");
+    // Usually one for each 1.7 s; a busy machine takes longer to start an export.
+    assert!(kills >= 3, "only {kills} kills");
     export.end();
     let copy = exported.copy_out();
     let of = |path: &str| format!("{}:{path}", copy.display());
@@ -237,17 +238,27 @@ fn verify_with_kills(kind: ImageKind, door: DiskDoor, min_kills: u64) {
 
 #[test]
 fn guest_verifies_store_of_killed_vhost_user_exports() {
-    verify_with_kills(ImageKind::Store, DiskDoor::VhostUser, 5);
+    verify_with_kills(ImageKind::Store, DiskDoor::VhostUser);
 }
 
 #[test]
 #[ignore = "seconds, or DRACONIS_GUEST_SECONDS: cargo test --test boot guest_verifies -- --include-ignored --nocapture"]
 fn guest_verifies_file_of_killed_vhost_user_exports() {
-    verify_with_kills(ImageKind::Raw, DiskDoor::VhostUser, 5);
+    verify_with_kills(ImageKind::Raw, DiskDoor::VhostUser);
 }
 
 #[test]
 #[ignore = "seconds, or DRACONIS_GUEST_SECONDS: cargo test --test boot guest_verifies -- --include-ignored --nocapture"]
 fn guest_verifies_file_of_killed_nbd_exports() {
-    verify_with_kills(ImageKind::Raw, DiskDoor::Nbd, 5);
+    verify_with_kills(ImageKind::Raw, DiskDoor::Nbd);
+}
+
+/// Images that lose answered writes with their process, unless the guest has no write cache.
+#[test]
+#[ignore = "a minute, or DRACONIS_GUEST_SECONDS each: cargo test --test boot guest_verifies -- --include-ignored --nocapture"]
+fn guest_verifies_other_images_of_killed_exports() {
+    verify_with_kills(ImageKind::Store, DiskDoor::NbdWithoutCache);
+    verify_with_kills(ImageKind::Qcow2, DiskDoor::NbdWithoutCache);
+    verify_with_kills(ImageKind::Qcow2, DiskDoor::VhostUser);
+    verify_with_kills(ImageKind::DirectoryBucket, DiskDoor::VhostUser);
 }

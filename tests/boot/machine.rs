@@ -80,11 +80,12 @@ impl MachineRequirements {
                 qemu.args(["-chardev", &format!("socket,id=disk,path={file},reconnect=1")]);
                 qemu.args(["-device", "vhost-user-blk-pci,chardev=disk"]);
             }
-            DiskDoor::Nbd => {
+            DiskDoor::Nbd | DiskDoor::NbdWithoutCache => {
                 let server = format!("server.type=unix,server.path={file},reconnect-delay=60");
                 let node = format!("driver=nbd,node-name=disk,{server},discard=unmap");
                 qemu.args(["-M", "q35", "-blockdev", &node]);
-                qemu.args(["-device", "virtio-blk-pci,drive=disk"]);
+                let cache = if disk.door == DiskDoor::Nbd { "on" } else { "off" };
+                qemu.args(["-device", &format!("virtio-blk-pci,drive=disk,write-cache={cache}")]);
             }
             DiskDoor::File(format) => {
                 let drive = format!("file={file},format={format},if=virtio,cache=unsafe");
@@ -119,6 +120,8 @@ pub(crate) enum DiskDoor {
     File(&'static str),
     /// The Unix socket of an NBD server, which QEMU waits for when it is gone.
     Nbd,
+    /// The same; each write is durable when it is answered.
+    NbdWithoutCache,
     VhostUser,
 }
 
