@@ -35,6 +35,9 @@ const CLIENTS: u64 = 3;
 const DISK_BYTES: u64 = 192 << 20;
 /// Unit that a power cut writes whole or not at all.
 const SECTOR_BYTES: usize = 512;
+/// Time for which requests to a bucket are tried again.
+const DEADLINE_S: u64 = 2;
+const EIO: u32 = 5;
 
 fn seeds(default: u64) -> std::ops::Range<u64> {
     let first = std::env::var("DRACONIS_SEED").map_or(1, |text| text.parse().unwrap());
@@ -342,29 +345,33 @@ fn disk_process_of(export: &Export) -> Pid {
 #[derive(Clone, Copy, Debug)]
 enum BucketFault {
     KillExport,
+    /// The export stays, and its clients get errors.
     KillDiskProcess,
     KillBoth,
     /// The server ends, and is started again.
     ServerGone,
     /// The server does not answer for a while.
     ServerHangs,
+    /// The server is gone for longer than requests are tried again.
+    ServerGoneForLong,
     /// The export is killed while the server is gone.
     KillWithoutServer,
 }
 
 impl BucketFault {
     fn choose(random: &mut Random, has_server: bool) -> Self {
-        match random.next_below(if has_server { 6 } else { 3 }) {
+        match random.next_below(if has_server { 7 } else { 3 }) {
             0 => Self::KillExport,
             1 => Self::KillDiskProcess,
             2 => Self::KillBoth,
             3 => Self::ServerGone,
             4 => Self::ServerHangs,
+            5 => Self::ServerGoneForLong,
             _ => Self::KillWithoutServer,
         }
     }
 
-    /// Carries the fault out, and ends the export.
+    /// Carries the fault out, and kills the export unless clients have to end by themselves.
     fn inject(self, place: &mut TestBucket, export: &mut Export, random: &mut Random) {
         let pause = |ms| std::thread::sleep(Duration::from_millis(ms));
         let outage_ms = 50 + random.next_below(600);
@@ -372,11 +379,14 @@ impl BucketFault {
             Self::KillExport => {}
             Self::KillDiskProcess | Self::KillBoth => {
                 kill_process(disk_process_of(export), Signal::KILL).unwrap();
-                pause(if matches!(self, Self::KillBoth) { 0 } else { 100 });
+                if matches!(self, Self::KillDiskProcess) {
+                    return;
+                }
             }
-            Self::ServerGone => {
+            Self::ServerGone | Self::ServerGoneForLong => {
+                let is_long = matches!(self, Self::ServerGoneForLong);
                 let start = place.stop_server();
-                pause(outage_ms);
+                pause(outage_ms + if is_long { 1000 * DEADLINE_S } else { 0 });
                 start(place);
                 pause(outage_ms);
             }
@@ -410,7 +420,8 @@ fn test_faults_of_bucket(mut place: TestBucket, has_server: bool) {
     let start = |place: &TestBucket| {
         let mut command = place.command(&[]);
         command.stderr(std::process::Stdio::inherit());
-        Export::start(command, &["--nbd", &address, &disk])
+        let deadline = DEADLINE_S.to_string();
+        Export::start(command, &["--deadline", &deadline, "--nbd", &address, &disk])
     };
     let mut faults = std::collections::BTreeMap::<_, u64>::new();
     for seed in seeds {
@@ -421,14 +432,16 @@ fn test_faults_of_bucket(mut place: TestBucket, has_server: bool) {
             std::thread::sleep(Duration::from_millis(20 + random.next_below(200)));
             fault.inject(&mut place, &mut export, &mut random);
         });
-        export.child.wait().unwrap();
+        drop(export);
         let is_hidden = matches!(fault, BucketFault::ServerGone | BucketFault::ServerHangs);
+        let is_told = matches!(fault, BucketFault::KillDiskProcess);
         let what = format!("seed {seed}, {fault:?}");
         writers = after
             .into_iter()
             .map(|(writer, error)| {
                 // A short outage is no error of a client.
                 assert!(!is_hidden || error.is_none(), "{what}: a client got {error:?}");
+                assert!(!is_told || error == Some(EIO), "{what}: a client got {error:?}");
                 writer
             })
             .collect();
