@@ -10,13 +10,14 @@ mod common;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use common::bucket::TestBucket;
 use common::export::{
-    BlockWriter, Export, NbdFuse, SimpleClient, check_image, make_qcow2, make_store, rounds,
-    succeed, text,
+    BlockWriter, Export, NbdFuse, SimpleClient, check_image, make_qcow2, make_store, nbdcopy,
+    rounds, succeed, text,
 };
 use common::volume::run_e2fsck;
 use common::{Draconis, has_tool};
@@ -257,6 +258,36 @@ fn flushed_writes_survive_power_cuts_of_the_disk() {
     eprintln!("{cuts} power cuts, {flushes} flushes");
 }
 
+fn file_contents(nth: u64) -> Vec<u8> {
+    vec![nth as u8 + 1; 1000 + 7919 * (nth as usize % 9)]
+}
+
+/// Puts files into the volume of a disk until that fails; returns their number.
+fn put_files(draconis: &Draconis, disk: &Path) -> u64 {
+    let source = draconis.path("source");
+    let is_put = |nth: &u64| {
+        std::fs::write(&source, file_contents(*nth)).unwrap();
+        let target = format!("{}:/file-{nth}", text(disk));
+        draconis.run(["put", text(&source), &target]).status.success()
+    };
+    (0..).take_while(is_put).count() as u64
+}
+
+/// Copies an export out, replays the journal of its volume, and checks the volume and its first files.
+fn check_files(draconis: &Draconis, export: Export, files: u64, what: &str) {
+    let copy = draconis.path("copy");
+    let _ = std::fs::remove_file(&copy);
+    nbdcopy(&[export.uri(), text(&copy)]);
+    export.end();
+    let replay = ["-fy", "-E", "journal_only", text(&copy)];
+    succeed(Command::new("e2fsck").args(replay));
+    run_e2fsck(&copy);
+    for nth in 0..files {
+        let found = draconis.run(["cat", &format!("{}:/file-{nth}", text(&copy))]);
+        assert!(found.stdout == file_contents(nth), "{what}: file {nth} of {files}");
+    }
+}
+
 /// A volume that a client fills through an export, on a disk that loses power: after the replay of its
 /// journal each file that was put is there.
 #[test]
@@ -271,59 +302,28 @@ fn volumes_survive_power_cuts_below_exports() {
         let empty = format!("{}{name}", text(&contents));
         let export = Export::at(&draconis, "sock", &[&empty]);
         let fuse = NbdFuse::mount(draconis.make_dir("client"), export.uri());
-        succeed(
-            std::process::Command::new("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(fuse.file()),
-        );
+        succeed(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(fuse.file()));
         drop(fuse);
         export.end();
         for seed in seeds(2) {
-            let lower = PoweredFile::serve(
-                simulated_disk(&contents, seed),
-                draconis.path(&format!("cut-{cuts}")),
-            );
+            let disk = simulated_disk(&contents, seed);
+            let lower = PoweredFile::serve(disk, draconis.path(&format!("cut-{cuts}")));
             let image = format!("{}{name}", text(&lower.fuse.file()));
-            let mut export = Export::at(&draconis, "sock", &[&image]);
+            let export = Export::at(&draconis, "sock", &[&image]);
             let fuse = NbdFuse::mount(draconis.make_dir("client"), export.uri());
-            let file = fuse.file();
-            let mut random = Random::new(seed);
-            let wait = Duration::from_millis(40 + random.next_below(400));
-            let bytes_of = |nth: u64| vec![nth as u8 + 1; 1000 + 7919 * (nth as usize % 9)];
-            let mut put = 0;
-            let left = std::thread::scope(|scope| {
+            let wait = Duration::from_millis(40 + Random::new(seed).next_below(400));
+            let (put, left) = std::thread::scope(|scope| {
                 let cut = scope.spawn(|| {
                     std::thread::sleep(wait);
                     lower.disk.cut(seed)
                 });
-                let source = draconis.path("source");
-                loop {
-                    std::fs::write(&source, bytes_of(put)).unwrap();
-                    let target = format!("{}:/file-{put}", text(&file));
-                    let output = draconis.run(["put", text(&source), &target]);
-                    if !output.status.success() {
-                        break;
-                    }
-                    put += 1;
-                }
-                cut.join().unwrap()
+                (put_files(&draconis, &fuse.file()), cut.join().unwrap())
             });
-            export.child.kill().unwrap();
-            export.child.wait().unwrap();
-            drop(fuse);
-            let what = format!("{empty}, seed {seed}");
+            drop((export, fuse));
             let lower = PoweredFile::serve(left, draconis.path(&format!("after-{cuts}")));
             let image = format!("{}{name}", text(&lower.fuse.file()));
             let export = Export::at(&draconis, "sock", &[&image]);
-            let copy = draconis.path("copy");
-            let _ = std::fs::remove_file(&copy);
-            succeed(std::process::Command::new("nbdcopy").args([export.uri(), text(&copy)]));
-            export.end();
-            let replay = ["-fy", "-E", "journal_only", text(&copy)];
-            succeed(std::process::Command::new("e2fsck").args(replay));
-            run_e2fsck(&copy);
-            for nth in 0..put {
-                let found = draconis.run(["cat", &format!("{}:/file-{nth}", text(&copy))]);
-                assert!(found.stdout == bytes_of(nth), "{what}: file {nth} of {put}");
-            }
+            check_files(&draconis, export, put, &format!("{empty}, seed {seed}"));
             (cuts, files) = (cuts + 1, files + put);
         }
     }
@@ -407,22 +407,27 @@ impl BucketFault {
     }
 }
 
+/// Creates a store with a disk of zeros, and returns what starts an export of it.
+fn make_bucket_disk(place: &TestBucket) -> impl Fn(&TestBucket) -> Export + use<> {
+    place.run_ok(&["store", "create", &place.address, "--size", "192M"]);
+    place.run_ok(&["store", "disk", &place.address, "vol", "32M"]);
+    let address = format!("unix:{}", text(&place.draconis.path("sock")));
+    let disk = place.disk_name("vol");
+    move |place| {
+        let mut command = place.command(&[]);
+        command.stderr(Stdio::inherit());
+        let deadline = DEADLINE_S.to_string();
+        Export::start(command, &["--deadline", &deadline, "--nbd", &address, &disk])
+    }
+}
+
 /// Writes through exports of a disk in a bucket, during faults.
 fn test_faults_of_bucket(mut place: TestBucket, has_server: bool) {
     let socket = place.draconis.path("sock");
-    place.run_ok(&["store", "create", &place.address, "--size", "192M"]);
-    place.run_ok(&["store", "disk", &place.address, "vol", "32M"]);
-    let address = format!("unix:{}", text(&socket));
-    let disk = place.disk_name("vol");
+    let start = make_bucket_disk(&place);
     let seeds = seeds(3);
     let mut writers: Vec<_> =
         (0..CLIENTS).map(|nth| BlockWriter::new(nth, seeds.start, 4096)).collect();
-    let start = |place: &TestBucket| {
-        let mut command = place.command(&[]);
-        command.stderr(std::process::Stdio::inherit());
-        let deadline = DEADLINE_S.to_string();
-        Export::start(command, &["--deadline", &deadline, "--nbd", &address, &disk])
-    };
     let mut faults = std::collections::BTreeMap::<_, u64>::new();
     for seed in seeds {
         let mut random = Random::new(seed);
@@ -469,4 +474,36 @@ fn flushed_writes_survive_faults_of_server_bucket() {
     if let Some(place) = TestBucket::server_bucket() {
         test_faults_of_bucket(place, true);
     }
+}
+
+/// A volume in a bucket that a client fills through an export, during faults.
+#[test]
+fn volumes_survive_faults_of_server_bucket() {
+    if !has_nbdfuse("volumes in a bucket") || !has_tool("volumes", "e2fsck") {
+        return;
+    }
+    let Some(mut place) = TestBucket::server_bucket() else { return };
+    let start = make_bucket_disk(&place);
+    let (mut files, mut faults) = (0, 0);
+    for seed in seeds(2) {
+        let mut random = Random::new(seed);
+        let fault = BucketFault::choose(&mut random, true);
+        let mut export = start(&place);
+        let fuse = NbdFuse::mount(place.draconis.make_dir("client"), export.uri());
+        let file = fuse.file();
+        succeed(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(&file));
+        let client = Draconis::new();
+        let put = std::thread::scope(|scope| {
+            let put = scope.spawn(|| put_files(&client, &file));
+            std::thread::sleep(Duration::from_millis(100 + random.next_below(600)));
+            fault.inject(&mut place, &mut export, &mut random);
+            put.join().unwrap()
+        });
+        drop((export, fuse));
+        let what = format!("seed {seed}, {fault:?}");
+        check_files(&place.draconis, start(&place), put, &what);
+        (files, faults) = (files + put, faults + 1);
+    }
+    place.run_ok(&["store", "check", &place.address]);
+    eprintln!("{faults} faults, {files} files");
 }
