@@ -3,29 +3,18 @@
 
 mod common;
 
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::export::{Export, SimpleClient, make_qcow2, make_store, succeed, text};
+use common::export::{
+    BlockWriter, Export, NbdFuse, SimpleClient, check_image, make_qcow2, make_store, rounds,
+    succeed, text,
+};
 use common::volume::run_e2fsck;
 use common::{Draconis, has_tool, make_source_tree, wait_until};
 use draconis_device::Random;
 
-const WRITE: u16 = 1;
-const FLUSH: u16 = 3;
-const WRITE_ZEROES: u16 = 6;
-const FUA: u16 = 1;
-const BLOCK: usize = 4096;
-/// Blocks of each client, which no other one writes.
-const CLIENT_BLOCKS: u64 = 400;
 const CLIENTS: u64 = 3;
-/// A client's longest write, in blocks.
-const MAX_WRITE_BLOCKS: u64 = 24;
-
-fn rounds(default: u64) -> u64 {
-    std::env::var("DRACONIS_ROUNDS").map_or(default, |text| text.parse().unwrap())
-}
 
 /// Creates a raw file, a qcow2 file, and disks in stores.
 fn make_images(draconis: &Draconis) -> Vec<String> {
@@ -43,79 +32,7 @@ fn make_images(draconis: &Draconis) -> Vec<String> {
 fn kill(draconis: &Draconis, mut export: Export, image: &str) {
     export.child.kill().unwrap();
     export.child.wait().unwrap();
-    if image.ends_with("qcow2") {
-        // Lost clusters are allowed, damage is not.
-        let mut check = Command::new("qemu-img");
-        let check = check.args(["check", "-q", image]).stdout(Stdio::null()).status().unwrap();
-        assert!(matches!(check.code(), Some(0 | 3)), "{image}");
-    } else if let Some((store, _)) = image.split_once('#') {
-        draconis.run_ok(["store", "check", store]);
-    }
-}
-
-/// A client that writes to its own blocks until the export is gone.
-struct Writer {
-    first_block: u64,
-    /// Numbers of the writes that each block may show after a kill, 0 for zeros: the durable one,
-    /// then all later ones.
-    blocks: Vec<Vec<u64>>,
-    writes: u64,
-    random: Random,
-}
-
-impl Writer {
-    fn new(nth: u64, seed: u64) -> Self {
-        Self {
-            first_block: nth * CLIENT_BLOCKS,
-            blocks: vec![vec![0]; CLIENT_BLOCKS as usize],
-            writes: 0,
-            random: Random::new(seed * 1000 + nth),
-        }
-    }
-
-    fn contents(number: u64) -> Vec<u8> {
-        number.to_le_bytes().repeat(BLOCK / 8)
-    }
-
-    fn write_until_killed(&mut self, client: &mut SimpleClient) -> std::io::Result<()> {
-        loop {
-            let choice = self.random.next_below(10);
-            if choice == 0 {
-                assert_eq!(client.try_call((FLUSH, 0), 0, 0, &[])?, 0);
-                self.blocks.iter_mut().for_each(|block| drop(block.drain(..block.len() - 1)));
-                continue;
-            }
-            let count = 1 + self.random.next_below(MAX_WRITE_BLOCKS);
-            let at = self.random.next_below(CLIENT_BLOCKS - count);
-            let (is_zeros, fua) = (choice == 1, u16::from(choice == 2));
-            self.writes += 1;
-            let number = if is_zeros { 0 } else { self.writes };
-            let written = at as usize..(at + count) as usize;
-            // From here on the blocks may have it, answered or not.
-            self.blocks[written.clone()].iter_mut().for_each(|block| block.push(number));
-            let (offset, len) = ((self.first_block + at) * BLOCK as u64, count as usize * BLOCK);
-            let payload = Self::contents(number).repeat(count as usize);
-            let answer = match is_zeros {
-                true => client.try_call((WRITE_ZEROES, fua), offset, len, &[])?,
-                false => client.try_call((WRITE, fua), offset, len, &payload)?,
-            };
-            assert_eq!(answer, 0);
-            if fua == FUA {
-                self.blocks[written].iter_mut().for_each(|block| *block = vec![number]);
-            }
-        }
-    }
-
-    /// Compares the blocks with what they may have. What they have is durable from then on.
-    fn check(&mut self, client: &mut SimpleClient, what: &str) {
-        let bytes = client.read(self.first_block * BLOCK as u64, CLIENT_BLOCKS as usize * BLOCK);
-        for ((nth, allowed), found) in self.blocks.iter_mut().enumerate().zip(bytes.chunks(BLOCK)) {
-            let number = u64::from_le_bytes(found[..8].try_into().unwrap());
-            assert!(found == Self::contents(number), "{what}: block {nth} is torn");
-            assert!(allowed.contains(&number), "{what}: block {nth} has {number} of {allowed:?}");
-            *allowed = vec![number];
-        }
-    }
+    check_image(draconis, image);
 }
 
 #[test]
@@ -123,13 +40,14 @@ fn flushed_writes_survive_kills() {
     let draconis = Draconis::new();
     let socket = draconis.path("sock");
     for image in make_images(&draconis) {
-        let mut writers: Vec<_> = (0..CLIENTS).map(|nth| Writer::new(nth, 1)).collect();
+        let mut writers: Vec<_> = (0..CLIENTS).map(|nth| BlockWriter::new(nth, 1, 4096)).collect();
         for round in 0..rounds(4) {
             let export = Export::at(&draconis, "sock", &[&image]);
             let threads = writers.into_iter().map(|mut writer| {
                 let mut client = SimpleClient::connect(&socket);
                 std::thread::spawn(move || {
-                    writer.write_until_killed(&mut client).unwrap_err();
+                    // Only the death of the export ends it.
+                    assert_eq!(writer.write_until_failure(&mut client), None);
                     writer
                 })
             });
@@ -145,27 +63,6 @@ fn flushed_writes_survive_kills() {
             export.end();
         }
         assert!(writers.iter().all(|writer| writer.writes > 0));
-    }
-}
-
-/// A mounted directory of nbdfuse, with the disk as a file.
-struct NbdFuse(PathBuf, Child);
-
-impl NbdFuse {
-    fn mount(draconis: &Draconis, uri: &str) -> Self {
-        let at = draconis.make_dir("fuse");
-        let child = Command::new("nbdfuse").args([text(&at), uri]).spawn().unwrap();
-        let file = at.join("nbd");
-        wait_until("nbdfuse mounts", || file.exists());
-        Self(at, child)
-    }
-}
-
-impl Drop for NbdFuse {
-    fn drop(&mut self) {
-        let _ = Command::new("fusermount3").args(["-u", "-z", text(&self.0)]).status();
-        let _ = self.1.kill();
-        let _ = self.1.wait();
     }
 }
 
@@ -186,8 +83,8 @@ fn journals_of_killed_exports_replay() {
     for image in make_images(&draconis) {
         for round in 0..rounds(2) {
             let export = Export::at(&draconis, "sock", &[&image]);
-            let fuse = NbdFuse::mount(&draconis, export.uri());
-            let file = fuse.0.join("nbd");
+            let fuse = NbdFuse::mount(draconis.make_dir("fuse"), export.uri());
+            let file = fuse.file();
             succeed(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", text(&file)]));
             let mut put = draconis.command();
             put.args(["put", "-r", text(&tree), &format!("{}:/", text(&file))]);

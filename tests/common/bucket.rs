@@ -88,6 +88,13 @@ impl TestBucket {
         move |place| place.server = S3Server::start(root, port)
     }
 
+    /// Sends a signal to the server.
+    pub fn signal_server(&self, signal: rustix::process::Signal) {
+        let server = self.server.as_ref().expect("a place with a server");
+        let pid = rustix::process::Pid::from_child(&server.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
     /// Returns the name of a disk in the store.
     pub fn disk_name(&self, name: &str) -> String {
         format!("{}#{name}", self.address)

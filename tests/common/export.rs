@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use draconis_device::Random;
+
 use super::volume::run_e2fsck;
-use super::{Draconis, make_source_tree, mke2fs, report_skipped};
+use super::{Draconis, make_source_tree, mke2fs, report_skipped, wait_until};
 
 /// A running export.
 pub struct Export {
@@ -183,5 +185,138 @@ impl SimpleClient {
 
     pub fn flush(&mut self) {
         assert_eq!(self.call(3, 0, 0, &[]), 0);
+    }
+}
+
+/// Checks a store, or a qcow2 file, after a fault.
+pub fn check_image(draconis: &Draconis, image: &str) {
+    if image.ends_with("qcow2") {
+        // Lost clusters are allowed, damage is not.
+        let mut check = Command::new("qemu-img");
+        let check = check.args(["check", "-q", image]).stdout(Stdio::null()).status().unwrap();
+        assert!(matches!(check.code(), Some(0 | 3)), "{image}");
+    } else if let Some((store, _)) = image.split_once('#') {
+        draconis.run_ok(["store", "check", store]);
+    }
+}
+
+/// Returns `DRACONIS_ROUNDS`, the number of faults of each image in a campaign.
+pub fn rounds(default: u64) -> u64 {
+    std::env::var("DRACONIS_ROUNDS").map_or(default, |text| text.parse().unwrap())
+}
+
+/// Units of each [`BlockWriter`], which no other one writes.
+const WRITER_UNITS: u64 = 400;
+/// Longest write of a [`BlockWriter`], in units.
+const MAX_WRITE_UNITS: u64 = 24;
+
+/// A client that writes to its own part of the disk until the export fails.
+pub struct BlockWriter {
+    first_unit: u64,
+    unit_bytes: usize,
+    /// Numbers of the writes that each unit may show after a fault, 0 for zeros: the durable one, then
+    /// all later ones.
+    units: Vec<Vec<u64>>,
+    pub writes: u64,
+    pub flushes: u64,
+    random: Random,
+}
+
+impl BlockWriter {
+    const WRITE: u16 = 1;
+    const FLUSH: u16 = 3;
+    const WRITE_ZEROES: u16 = 6;
+    const FUA: u16 = 1;
+
+    /// Creates the `nth` writer of a disk of zeros. A fault may tear a write between two units.
+    pub fn new(nth: u64, seed: u64, unit_bytes: usize) -> Self {
+        Self {
+            first_unit: nth * WRITER_UNITS,
+            unit_bytes,
+            units: vec![vec![0]; WRITER_UNITS as usize],
+            writes: 0,
+            flushes: 0,
+            random: Random::new(seed * 1000 + nth),
+        }
+    }
+
+    fn contents(&self, number: u64) -> Vec<u8> {
+        number.to_le_bytes().repeat(self.unit_bytes / 8)
+    }
+
+    /// Writes and flushes until a request fails, and returns its error; `None` if the export is gone.
+    pub fn write_until_failure(&mut self, client: &mut SimpleClient) -> Option<u32> {
+        loop {
+            let choice = self.random.next_below(10);
+            if choice == 0 {
+                match client.try_call((Self::FLUSH, 0), 0, 0, &[]) {
+                    Ok(0) => {}
+                    failed => return failed.ok(),
+                }
+                self.flushes += 1;
+                self.units.iter_mut().for_each(|unit| drop(unit.drain(..unit.len() - 1)));
+                continue;
+            }
+            let count = 1 + self.random.next_below(MAX_WRITE_UNITS);
+            let at = self.random.next_below(WRITER_UNITS - count);
+            let (is_zeros, fua) = (choice == 1, u16::from(choice == 2));
+            self.writes += 1;
+            let number = if is_zeros { 0 } else { self.writes };
+            let written = at as usize..(at + count) as usize;
+            // From here on the units may have it, answered or not.
+            self.units[written.clone()].iter_mut().for_each(|unit| unit.push(number));
+            let (offset, len) =
+                ((self.first_unit + at) * self.unit_bytes as u64, count as usize * self.unit_bytes);
+            let payload = self.contents(number).repeat(count as usize);
+            let answer = match is_zeros {
+                true => client.try_call((Self::WRITE_ZEROES, fua), offset, len, &[]),
+                false => client.try_call((Self::WRITE, fua), offset, len, &payload),
+            };
+            match answer {
+                Ok(0) => {}
+                failed => return failed.ok(),
+            }
+            if fua == Self::FUA {
+                self.flushes += 1;
+                self.units[written].iter_mut().for_each(|unit| *unit = vec![number]);
+            }
+        }
+    }
+
+    /// Compares the units with what they may have. What they have is durable from then on.
+    pub fn check(&mut self, client: &mut SimpleClient, what: &str) {
+        let offset = self.first_unit * self.unit_bytes as u64;
+        let bytes = client.read(offset, WRITER_UNITS as usize * self.unit_bytes);
+        for (nth, found) in bytes.chunks(self.unit_bytes).enumerate() {
+            let number = u64::from_le_bytes(found[..8].try_into().unwrap());
+            let allowed = &self.units[nth];
+            assert!(found == self.contents(number), "{what}: unit {nth} is torn");
+            assert!(allowed.contains(&number), "{what}: unit {nth} has {number} of {allowed:?}");
+            self.units[nth] = vec![number];
+        }
+    }
+}
+
+/// A mounted directory of nbdfuse, with the disk as a file.
+pub struct NbdFuse(PathBuf, Child);
+
+impl NbdFuse {
+    pub fn mount(at: PathBuf, uri: &str) -> Self {
+        let child = Command::new("nbdfuse").args([text(&at), uri]).spawn().unwrap();
+        let mount = Self(at, child);
+        wait_until("nbdfuse mounts", || mount.file().exists());
+        mount
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.0.join("nbd")
+    }
+}
+
+impl Drop for NbdFuse {
+    fn drop(&mut self) {
+        let _ = Command::new("fusermount3").args(["-u", "-z", text(&self.0)]).status();
+        let _ = self.1.kill();
+        let _ = self.1.wait();
     }
 }

@@ -156,6 +156,42 @@ fn concurrent_waiters_share_flushes() {
     assert_eq!(disk.flush_count(), 1);
 }
 
+/// Threads that overwrite each other's sectors: the newest ticket wins, and a visible write is read.
+#[test]
+fn concurrent_overlapping_groups_land_in_ticket_order() {
+    const SECTORS: u64 = 24;
+    for options in option_variants() {
+        let file = image_file(SECTORS as usize * 512);
+        let disk = FileDisk::open(file.path(), options).unwrap();
+        let write_some = |thread: u64| {
+            let mut random = crate::Random::new(thread);
+            let written = (0..150u8).map(|nth| {
+                let (at, count) = (random.next_below(SECTORS - 3), 1 + random.next_below(3));
+                let byte = nth.wrapping_mul(8).wrapping_add(thread as u8);
+                let group = group_of(&[(at * 512, count as usize * 512, byte)]);
+                let ticket = disk.submit(group, &[]).unwrap();
+                disk.wait_visible(ticket).unwrap();
+                (ticket, at..at + count, byte)
+            });
+            written.collect::<Vec<_>>()
+        };
+        let mut all: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|it| scope.spawn(move || write_some(it))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        all.sort_by_key(|(ticket, ..)| *ticket);
+        let mut wanted = std::collections::BTreeMap::new();
+        for (_, sectors, byte) in all {
+            wanted.extend(sectors.map(|sector| (sector, byte)));
+        }
+        let bytes = std::fs::read(file.path()).unwrap();
+        for (sector, byte) in wanted {
+            let found = &bytes[sector as usize * 512..][..512];
+            assert!(found.iter().all(|it| *it == byte), "{options:?}: sector {sector}");
+        }
+    }
+}
+
 #[test]
 fn writes_without_a_waiter_are_written_too() {
     let file = image_file(100_000);
