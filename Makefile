@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often test-release long long-images exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test suites test-often test-release long long-images exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -26,6 +26,15 @@ test:
 	$(MAKE) lint
 	@tools/python test
 	@tools/test-run $(CARGO) test --workspace --locked
+	@tools/suites --seconds 1 --on ext2,ext4,store
+
+# Others' suites on mounts, the kernel's driver beside each: make suites SECONDS=60 ONLY=fsx,stress-ng
+# ON=ext4. Needs root.
+suites:
+	@tools/packages test
+	$(CARGO) build --release --locked
+	tools/suites --program target/release/draconis --seconds $(or $(SECONDS),30) --seed $(or $(SEED),1) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(ON),--on $(ON))
 
 # Looks for tests that do not always pass: all of them, or those of TESTS, again and again, the
 # second half of the runs beside four busy processes: make test-often RUNS=20 TESTS="mount tools"

@@ -17,6 +17,7 @@
 mod injected_faults;
 mod journal;
 mod judge;
+mod sequences;
 mod store_volumes;
 mod workloads;
 
@@ -71,6 +72,8 @@ pub struct CrashArguments {
     /// Save the first failing image of each run in DIR.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
+    #[command(flatten)]
+    which: sequences::SequenceArguments,
 }
 
 /// Mechanism that keeps a volume consistent.
@@ -124,6 +127,9 @@ struct CrashStats {
 
 /// Simulates power cuts until enough states were checked; fails if one breaks a promise.
 pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
+    if let Some(len) = arguments.which.len() {
+        return sequences::run(arguments, len);
+    }
     let began = Instant::now();
     let protocol = arguments.protocol();
     let is_journal = protocol == ConsistencyProtocol::Journal;
@@ -390,7 +396,7 @@ mod tests {
     use super::injected_faults::JournalFault;
     use super::*;
 
-    fn few_states() -> CrashArguments {
+    pub(super) fn few_states() -> CrashArguments {
         CrashArguments {
             states: 1,
             seed: 3,
@@ -402,6 +408,7 @@ mod tests {
             store: false,
             only: None,
             keep: None,
+            which: sequences::SequenceArguments::default(),
         }
     }
 
@@ -539,7 +546,7 @@ mod tests {
         }
     }
 
-    fn has_e2fsprogs() -> bool {
+    pub(super) fn has_e2fsprogs() -> bool {
         let is_there = |name| std::process::Command::new(name).arg("-V").output().is_ok();
         let both = is_there("mke2fs") && is_there("e2fsck");
         if !both {

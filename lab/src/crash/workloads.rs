@@ -8,6 +8,7 @@ mod history;
 mod random;
 mod renames;
 mod saves;
+pub(super) mod sequence;
 mod tree;
 
 use draconis_device::MemoryDisk;

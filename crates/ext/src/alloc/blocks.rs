@@ -438,14 +438,14 @@ impl Transaction<'_> {
                 let known =
                     bitmap_view(base).ones_at(at.saturating_add(nth), count.saturating_sub(nth));
                 if known > 0 {
-                    self.writer.batch.freed_blocks.push(blocks(nth, known));
+                    self.writer.batch.record_freed_blocks(blocks(nth, known));
                     self.writer.groups.pending_free_clusters =
                         self.writer.groups.pending_free_clusters.saturating_add(known.into());
                 }
                 nth = nth.saturating_add(known);
             }
         } else {
-            self.writer.batch.freed_blocks.push(blocks(0, count));
+            self.writer.batch.record_freed_blocks(blocks(0, count));
             self.writer.groups.pending_free_clusters =
                 self.writer.groups.pending_free_clusters.saturating_add(count.into());
         }

@@ -19,6 +19,8 @@ pub(crate) struct Batch {
     pub(crate) unlinked_inodes: HashSet<u32>,
     /// Freed blocks that are in use on disk (first, count), and freed inodes.
     pub(crate) freed_blocks: Vec<(u64, u32)>,
+    /// Sum of the counts of `freed_blocks`.
+    pub(crate) freed_block_count: u64,
     pub(crate) freed_inodes: Vec<u32>,
     /// Changed metadata blocks; may hold duplicates and blocks that were freed since.
     pub(crate) blocks: Vec<u64>,
@@ -29,6 +31,12 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
+    /// Records freed blocks that are in use on disk.
+    pub(crate) fn record_freed_blocks(&mut self, blocks: (u64, u32)) {
+        self.freed_block_count = self.freed_block_count.saturating_add(blocks.1.into());
+        self.freed_blocks.push(blocks);
+    }
+
     /// Returns true if the inode is in use on disk.
     pub(crate) fn is_on_disk(&self, inode: InodeNumber) -> bool {
         !self.created_inodes.contains(&inode.0)

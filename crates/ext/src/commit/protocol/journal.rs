@@ -123,8 +123,7 @@ impl JournalProtocol {
 
     /// Returns true if the batch needs a quarter of the log.
     fn is_batch_full(&self, batch: &Batch) -> bool {
-        let freed: u64 = batch.freed_blocks.iter().map(|(_, count)| u64::from(*count)).sum();
-        let revokes = saturating_usize(freed.min(self.used.into()));
+        let revokes = saturating_usize(batch.freed_block_count.min(self.used.into()));
         log_blocks_needed(
             self.journal_format(),
             batch.blocks.len().saturating_add(batch.usage.len()),

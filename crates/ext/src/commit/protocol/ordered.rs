@@ -20,11 +20,11 @@
 //! Law 4: if one chain cannot express an order, the protocol closes the batch and uses two chains.
 //!
 //! Therefore a power cut can leave: used marks of free blocks and inodes, wrong counts, names of
-//! unused inodes, and sizes rounded up to the end of the last block. Three changes need more than
-//! one sector; cut off, they leave what `e2fsck` asks about: a directory moved to another parent
-//! (two names, or a wrong `..`), an exchange across directories, and the release of an xattr block
-//! that another inode shares. After a rename from another directory over a file, the file may be
-//! gone while the new one has its old name.
+//! unused inodes, sizes rounded up to the end of the last block, and zeros in what a file was being
+//! extended by. Three changes need more than one sector; cut off, they leave what `e2fsck` asks
+//! about: a directory moved to another parent (two names, or a wrong `..`), an exchange across
+//! directories, and the release of an xattr block that another inode shares. After a rename from
+//! another directory over a file, the file may be gone while the new one has its old name.
 
 mod plan;
 mod stages;

@@ -197,6 +197,8 @@ impl Transaction<'_> {
             self.join_batch(Operation::Unlink { inode: victim.number })?;
             return self.finish_swap((from_dir, from), moved, victim, whiteout);
         }
+        // The name of the replaced inode goes: for the order of the chain, that is after its deletion.
+        self.record_effect(Effect::NameRemoved { dir: to_dir });
         self.retarget_name(to_dir, there, moved, node.kind)?;
         self.finish_move((from_dir, from), to_dir, node, whiteout)?;
         self.drop_replaced(to_dir, victim)
