@@ -176,6 +176,10 @@ struct State {
     nodes: BTreeMap<InodeNumber, Node>,
 }
 
+/// A directory and a name in it. Changes of several directories that are not durable yet may be
+/// there in any combination, so paths would be too strict.
+type Name = (InodeNumber, String);
+
 #[derive(Default)]
 struct Run {
     protocol: Option<ConsistencyProtocol>,
@@ -183,7 +187,7 @@ struct Run {
     /// What each mark acknowledges: the number of the state, and an inode if it is its data alone.
     marks: Vec<(usize, Option<InodeNumber>)>,
     /// Names that a rename replaced from another directory.
-    replaced: BTreeSet<String>,
+    replaced: BTreeSet<Name>,
 }
 
 pub(in crate::crash) struct SequenceWorkload {
@@ -436,7 +440,7 @@ impl Run {
                 )?;
                 let is_within = split(from).0 == split(path).0;
                 if replaced.is_some() && !is_within {
-                    self.replaced.insert(path.into());
+                    self.replaced.insert((dir, name.into()));
                 }
                 state.names.remove(path);
                 state.move_names(from, path);
@@ -495,6 +499,20 @@ impl Run {
     }
 }
 
+/// Returns the names of a tree by directory.
+fn names_by_directory<'a>(
+    paths: impl Iterator<Item = (&'a String, InodeNumber)> + Clone,
+) -> BTreeMap<Name, InodeNumber> {
+    let inodes: BTreeMap<&str, InodeNumber> =
+        paths.clone().map(|(path, inode)| (path.as_str(), inode)).collect();
+    let in_directory = |(path, inode): (&'a String, InodeNumber)| {
+        let (dir, name) = split(path);
+        let dir = if dir.is_empty() { Some(InodeNumber::ROOT) } else { inodes.get(dir).copied() };
+        dir.map(|dir| ((dir, name.to_owned()), inode))
+    };
+    paths.filter_map(in_directory).collect()
+}
+
 impl State {
     /// Renames a file, or a directory with all below.
     fn move_names(&mut self, from: &str, to: &str) {
@@ -550,14 +568,20 @@ impl FoundTree {
     /// Each name is as in one of the states since `since`, and no inode of all of them is lost.
     fn check_names(&self, run: &Run, since: usize) -> Result<(), String> {
         let states = run.states.get(since..).unwrap_or_default();
-        let all: BTreeSet<&String> =
-            states.iter().flat_map(|state| state.names.keys()).chain(self.nodes.keys()).collect();
-        for path in all {
-            let found = self.nodes.get(path).map(|it| it.0);
-            let is_gap = found.is_none() && run.replaced.contains(path);
-            if !is_gap && !states.iter().any(|state| state.names.get(path).copied() == found) {
+        let names: Vec<_> = states
+            .iter()
+            .map(|state| names_by_directory(state.names.iter().map(|(path, inode)| (path, *inode))))
+            .collect();
+        let here = names_by_directory(self.nodes.iter().map(|(path, (inode, _))| (path, *inode)));
+        let all: BTreeSet<&Name> =
+            names.iter().flat_map(BTreeMap::keys).chain(here.keys()).collect();
+        for name in all {
+            let found = here.get(name).copied();
+            let is_gap = found.is_none() && run.replaced.contains(name);
+            if !is_gap && !names.iter().any(|state| state.get(name).copied() == found) {
                 return Err(format!(
-                    "{path} names {found:?}, which it did in none of the states since {since}"
+                    "{} in directory {} is {found:?}, as in none of the states since {since}",
+                    name.1, name.0
                 ));
             }
         }
