@@ -37,6 +37,7 @@ use crate::epoch::Epoch;
 use crate::journal::{Journal, JournalStatistics};
 use crate::map::SectorMap;
 use crate::name::{MAX_SECTORS, ObjectName, ObjectNumber, SectorRun};
+use crate::open::{NewerState, list_newer_state};
 use crate::read_ahead::{MAX_WINDOW_BYTES, ObjectRange, ReadAction, ReadAhead};
 use crate::remote;
 use crate::request_threads::RequestThreads;
@@ -54,6 +55,8 @@ pub struct BucketDisk {
     uploader: Mutex<Option<JoinHandle<()>>>,
     /// Description of data that was not uploaded at close.
     close_message: Mutex<Option<String>>,
+    /// The root that a reader has, and the end of its epoch's objects.
+    reader_position: Mutex<(ObjectNumber, u64)>,
 }
 
 /// State of a writable disk.
@@ -82,6 +85,8 @@ pub(crate) struct OpenedBucket {
     pub garbage: Vec<Arc<str>>,
     /// None for readers.
     pub epoch: Option<Epoch>,
+    /// Newest root.
+    pub newest: ObjectNumber,
     /// Number of live objects of the newest root's epoch.
     pub end: u64,
 }
@@ -103,7 +108,7 @@ impl BucketDisk {
         cache: Option<ChunkCache>,
         journal: Option<Journal>,
     ) -> Result<Self, Error> {
-        let OpenedBucket { root, map, names, garbage: dead, epoch, .. } = opened;
+        let OpenedBucket { root, map, names, garbage: dead, epoch, newest, end } = opened;
         let state = QueueState {
             root,
             map,
@@ -151,7 +156,13 @@ impl BucketDisk {
             spawned.map_err(|error| remote(format!("no thread for the journal: {error}")))
         });
         let pump = Mutex::new(pump.transpose()?);
-        Ok(Self { shared, has_journal, uploader: pump, close_message: Mutex::default() })
+        Ok(Self {
+            shared,
+            has_journal,
+            uploader: pump,
+            close_message: Mutex::default(),
+            reader_position: Mutex::new((newest, end)),
+        })
     }
 
     /// Ends the opening: from now on a mount retries transient errors.
@@ -383,6 +394,39 @@ impl Disk for BucketDisk {
             atomic: Atomic::None,
             discards: !self.shared.is_read_only,
         }
+    }
+
+    fn refresh(&self) -> Result<(), Error> {
+        if !self.shared.is_read_only {
+            return Ok(());
+        }
+        let mut position = self.reader_position.lock();
+        let (newest, end) = *position;
+        match list_newer_state(&self.shared.bucket, newest, end)? {
+            NewerState::Replaced(opened) => {
+                *position = (opened.newest, opened.end);
+                let mut state = self.shared.state.lock();
+                (state.root, state.map, state.names) = (opened.root, opened.map, opened.names);
+            }
+            NewerState::More(objects) => {
+                position.1 += objects.len() as u64;
+                let mut state = self.shared.state.lock();
+                let state = &mut *state;
+                let mut dead = vec![];
+                for (number, runs, key) in objects {
+                    state.names.insert(number, key);
+                    let mut from = 0;
+                    for run in runs {
+                        if let Some((skipped, within)) = state.root.clip_to_objects(run) {
+                            state.map.set(within, number, from + skipped, &mut dead);
+                        }
+                        from += run.count;
+                    }
+                }
+                dead.iter().for_each(|number| drop(state.names.remove(number)));
+            }
+        }
+        Ok(())
     }
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {

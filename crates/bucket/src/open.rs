@@ -19,6 +19,8 @@
 //! objects of the old root may be deleted.
 //! Law 7: the ends of the disk are only in the root. Sectors of objects there, or past the end,
 //! were written when the disk had another length, and are hidden.
+//! Law 8: a reader that follows a writer adds the objects after those that it knows, while the root
+//! stays the same, and reads another root's state as when it was opened.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -34,7 +36,7 @@ use crate::cache::ChunkCache;
 use crate::disk::{BucketDisk, OpenedBucket};
 use crate::epoch::{Epoch, newest_epoch};
 use crate::journal::{Journal, JournalDevice, JournaledObject, UnsentObjects};
-use crate::listing::list_objects;
+use crate::listing::{list_objects, list_objects_after};
 use crate::map::SectorMap;
 use crate::name::{ObjectName, ObjectNumber, SectorRun};
 use crate::options::BucketOptions;
@@ -132,6 +134,7 @@ impl BucketDisk {
             names: HashMap::new(),
             garbage: dead.map(|name| name.key().into()).collect(),
             epoch: Some(epoch),
+            newest: ObjectNumber { epoch: 0, sequence: 0 },
             end: 0,
         };
         let disk = options.open_disk(bucket, opened, journal)?;
@@ -195,24 +198,68 @@ impl BucketDisk {
                 )));
             }
         }
-        for _ in 0..MAX_LIST_ATTEMPTS {
-            let found = newest_root(&list_objects(&bucket, "root")?)
-                .ok_or_else(|| no_store_error(address))?;
-            let root = match read_root(&bucket, found) {
-                Ok(root) => root,
-                Err(RequestError::NotFound) => continue,
-                Err(trouble) => {
-                    return Err(bucket.error("reading", &ObjectName::Root(found).key(), &trouble));
-                }
-            };
-            let names = list_objects(&bucket, "data")?;
-            if newest_root(&list_objects(&bucket, "root")?) == Some(found) {
-                let opened = live_objects(&names, found, root, None);
-                return options.open_disk(bucket, opened, None);
-            }
-        }
-        Err(remote(format!("{address} changed each time it was listed; try again")))
+        let opened = list_newest_state(&bucket)?;
+        options.open_disk(bucket, opened, None)
     }
+}
+
+/// Returns the current state of a bucket, for a reader.
+fn list_newest_state(bucket: &RetryingStore) -> Result<OpenedBucket, Error> {
+    let address = &bucket.address;
+    for _ in 0..MAX_LIST_ATTEMPTS {
+        let found =
+            newest_root(&list_objects(bucket, "root")?).ok_or_else(|| no_store_error(address))?;
+        let root = match read_root(bucket, found) {
+            Ok(root) => root,
+            Err(RequestError::NotFound) => continue,
+            Err(trouble) => {
+                return Err(bucket.error("reading", &ObjectName::Root(found).key(), &trouble));
+            }
+        };
+        let names = list_objects(bucket, "data")?;
+        if newest_root(&list_objects(bucket, "root")?) == Some(found) {
+            return Ok(live_objects(&names, found, root, None));
+        }
+    }
+    Err(remote(format!("{address} changed each time it was listed; try again")))
+}
+
+/// What a reader finds in a bucket after the state that it knows.
+pub(crate) enum NewerState {
+    /// Objects of the same root, in order.
+    More(Vec<(ObjectNumber, Vec<SectorRun>, Arc<str>)>),
+    /// Another root.
+    Replaced(OpenedBucket),
+}
+
+/// Looks for a newer state than that of the root `newest` with its objects before `end`.
+pub(crate) fn list_newer_state(
+    bucket: &RetryingStore,
+    newest: ObjectNumber,
+    end: u64,
+) -> Result<NewerState, Error> {
+    let first = ObjectNumber { sequence: end, ..newest };
+    let names = list_objects_after(bucket, "data", &first.key_before_data())?;
+    if newest_root(&list_objects(bucket, "root")?) != Some(newest) {
+        return list_newest_state(bucket).map(NewerState::Replaced);
+    }
+    let mut more = vec![];
+    for (name, len_bytes) in names {
+        let key = name.key();
+        let ObjectName::Data(number, runs) = name else { continue };
+        let expected = ObjectNumber { sequence: end + more.len() as u64, ..newest };
+        if number != expected || !is_sane(&runs, len_bytes) {
+            break;
+        }
+        more.push((number, runs, key.into()));
+    }
+    Ok(NewerState::More(more))
+}
+
+/// Returns true if an object has the length that its name says.
+fn is_sane(runs: &[SectorRun], len_bytes: u64) -> bool {
+    let sectors: u64 = runs.iter().map(|run| run.count).sum();
+    sectors.checked_mul(SECTOR_BYTES) == Some(len_bytes)
 }
 
 fn no_store_error(address: &str) -> Error {
@@ -364,10 +411,6 @@ fn live_objects(
     epoch: Option<Epoch>,
 ) -> OpenedBucket {
     let mine = epoch.as_ref().map(|epoch| epoch.number);
-    let is_sane = |runs: &[SectorRun], len_bytes: u64| {
-        let sectors: u64 = runs.iter().map(|run| run.count).sum();
-        sectors.checked_mul(SECTOR_BYTES) == Some(len_bytes)
-    };
     let data = names.iter().filter_map(|(name, len_bytes)| match name {
         ObjectName::Data(number, runs) => {
             Some((*number, (runs, is_sane(runs, *len_bytes), name.key())))
@@ -415,5 +458,5 @@ fn live_objects(
     // An epoch without objects needs no end: its late objects are not live then.
     let epochs: BTreeSet<u32> = map.live_objects().map(|number| number.epoch).collect();
     root.epoch_ends.retain(|epoch, _| epochs.contains(epoch));
-    OpenedBucket { root, map, names: keys, garbage: dead, epoch, end }
+    OpenedBucket { root, map, names: keys, garbage: dead, epoch, newest, end }
 }
