@@ -1,12 +1,13 @@
 //! Readers of a store that is written meanwhile: each state is a prefix of the writer's commits.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use draconis_device::{Disk, MemoryDisk, Random};
+use draconis_device::{Disk, Extent, MemoryDisk, Pending, Random, ReadAnswer, Urgency};
 use draconis_objects::kv::{Batch, Kv};
-use draconis_objects::{CreateOptions, Error, LayoutKind, OpenOptions, Profile, Store};
+use draconis_objects::{CreateOptions, Error, Group, LayoutKind, LifetimeHint, OpenOptions, Profile, Store};
+use draconis_types::Block;
 
 const KEYS: u64 = 64;
 
@@ -21,8 +22,16 @@ fn open(disk: &Arc<dyn Disk>, read_only: bool) -> Arc<Store> {
     Store::open(disk.clone(), &OpenOptions { cache_bytes: 1 << 20, read_only }).unwrap()
 }
 
-/// Commits the number `nth`: under two keys, and in one of the values.
+/// Commits the number `nth`: under two keys, and in one of the values. Another group before it goes
+/// to other streams.
 fn commit(kv: &Kv, nth: u64, dice: &mut Random) {
+    let mut group = Group::new();
+    for hint in [LifetimeHint::Hot, LifetimeHint::Cold] {
+        let object = group.create(kv.store().new_object(), hint);
+        group.append(object, &vec![1; 5000]);
+        group.delete(object);
+    }
+    kv.store().submit(group, &[]).unwrap();
     let mut batch = Batch::new();
     batch.put(b"a", &nth.to_le_bytes());
     batch.put(format!("k{:03}", nth % KEYS).as_bytes(), &value(nth, dice));
@@ -104,6 +113,75 @@ fn each_view_is_a_prefix_and_none_goes_back() {
     }
 }
 
+/// A disk whose reads are followed by commits of a writer.
+struct BusyDisk {
+    disk: Arc<dyn Disk>,
+    after_read: Box<dyn Fn() + Send + Sync>,
+}
+
+impl draconis_device::ForwardingDisk for BusyDisk {
+    type Inner = dyn Disk;
+
+    fn inner_disk(&self) -> &Self::Inner {
+        &*self.disk
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        let answer = self.disk.read_now(at, into);
+        (self.after_read)();
+        let _ = urgency;
+        Pending::ready(answer)
+    }
+}
+
+#[test]
+fn writer_goes_on_between_any_two_reads() {
+    for layout in [LayoutKind::Log, LayoutKind::Cow] {
+        for seed in 0..20 {
+            let disk = create(layout);
+            let writer = Kv::new(open(&disk, false));
+            let state = Arc::new(Mutex::new((Random::new(seed), 0, 0)));
+            let commit_some = {
+                let (writer, state) = (writer.clone(), state.clone());
+                move |most: u64| {
+                    let mut state = state.lock().unwrap();
+                    let (dice, nth, _) = &mut *state;
+                    for _ in 0..dice.next_below(most + 1) {
+                        *nth += 1;
+                        commit(&writer, *nth, dice);
+                    }
+                }
+            };
+            commit_some(400);
+            let after_read = {
+                let (state, commit_some) = (state.clone(), commit_some.clone());
+                // The writer is fast during some reads, and idle after a while.
+                Box::new(move || {
+                    let reads = {
+                        let mut state = state.lock().unwrap();
+                        state.2 += 1;
+                        state.2
+                    };
+                    match reads {
+                        ..40 if reads % 7 == seed % 7 => commit_some(300),
+                        ..60 => commit_some(3),
+                        _ => {}
+                    }
+                })
+            };
+            let busy: Arc<dyn Disk> = Arc::new(BusyDisk { disk: disk.clone(), after_read });
+            let reader = open(&busy, true);
+            for _ in 0..4 {
+                let floor = state.lock().unwrap().1;
+                state.lock().unwrap().2 = 0;
+                reader.refresh().unwrap();
+                let seen = reader.read_newest(check_view).unwrap();
+                assert!(seen >= floor, "{layout}, seed {seed}: {seen} of {floor}");
+            }
+        }
+    }
+}
+
 #[test]
 fn overwritten_states_are_noticed_and_read_again() {
     let disk = create(LayoutKind::Cow);
@@ -143,11 +221,10 @@ fn damage_is_no_old_state() {
     // The value is overwritten though the writer still needs it.
     let mut zeroed = false;
     for at_bytes in (0..8 << 20).step_by(4096) {
-        let extent = draconis_device::Extent::new(at_bytes, 4096);
-        let block = disk.read_now(extent, draconis_types::Block::private(4096)).unwrap();
+        let extent = Extent::new(at_bytes, 4096);
+        let block = disk.read_now(extent, Block::private(4096)).unwrap();
         if block.into_private()[..4000].iter().filter(|byte| **byte == 7).count() > 3000 {
-            let write =
-                draconis_device::Write { at_bytes, block: draconis_types::Block::private(4096) };
+            let write = draconis_device::Write { at_bytes, block: Block::private(4096) };
             let group = draconis_device::Group { writes: vec![write] };
             let ticket = disk.submit(group, &[]).unwrap();
             disk.wait_durable(ticket).unwrap();
