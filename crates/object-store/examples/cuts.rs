@@ -137,10 +137,8 @@ async fn main() {
                     match found.get(&path(cut, nth)).await {
                         Err(_) => missing += 1,
                         Ok(got) => {
-                            let is_same = got
-                                .bytes()
-                                .await
-                                .is_ok_and(|bytes| bytes == contents(cut, nth));
+                            let is_same =
+                                got.bytes().await.is_ok_and(|bytes| bytes == contents(cut, nth));
                             wrong += u64::from(!is_same);
                         }
                     }

@@ -97,7 +97,8 @@ impl Drop for ClaimedDisk {
 
 fn run_on_thread<T: Send>(call: impl FnOnce() -> T + Send) -> Result<T, BoxError> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("bucket".to_owned()).spawn_scoped(scope, call)?;
+        let thread =
+            std::thread::Builder::new().name("bucket".to_owned()).spawn_scoped(scope, call)?;
         thread.join().map_err(|_| "the thread that opened or closed a bucket panicked".into())
     })
 }

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use draconis_device::{Disk, Extent, MemoryDisk, Pending, Random, ReadAnswer, Urgency};
 use draconis_objects::kv::{Batch, Kv};
-use draconis_objects::{CreateOptions, Error, Group, LayoutKind, LifetimeHint, OpenOptions, Profile, Store};
+use draconis_objects::{
+    CreateOptions, Error, Group, LayoutKind, LifetimeHint, OpenOptions, Profile, Store,
+};
 use draconis_types::Block;
 
 const KEYS: u64 = 64;
