@@ -242,7 +242,7 @@ fn followers_of_a_file() {
     follower.wait_for(before + 1);
     writer.kill().unwrap();
     writer.wait().unwrap();
-    // While somebody writes, other commands say how to read.
+    // While a program writes, other commands say how to read.
     let _writer = draconis_access::stores::open_exclusive(Path::new(&file)).unwrap();
     let said = place.run_failing(&["kv", "get", &file, "a"]);
     assert!(said.contains("is in use") && said.contains("--follow"), "{said}");

@@ -18,7 +18,7 @@
 //! Law 4: an object is deleted once two roots that do not need it are durable; readers may still
 //! use the root before.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -33,16 +33,14 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::api::RequestError;
 use crate::cache::ChunkCache;
-use crate::epoch::Epoch;
 use crate::journal::{Journal, JournalStatistics};
-use crate::map::SectorMap;
 use crate::name::{MAX_SECTORS, ObjectName, ObjectNumber, SectorRun};
-use crate::open::{NewerState, list_newer_state};
 use crate::read_ahead::{MAX_WINDOW_BYTES, ObjectRange, ReadAction, ReadAhead};
 use crate::remote;
 use crate::request_threads::RequestThreads;
 use crate::retry::{RequestStatistics, RetryingStore};
-use crate::root::{EDGE_SECTORS, Root};
+use crate::root::EDGE_SECTORS;
+use crate::state::{NewerState, OpenedBucket, list_newer_state};
 use crate::upload_queue::JournalQueue;
 use crate::upload_queue::{QueueState, SharedState, WaitGoal, WritePolicy};
 use crate::{OBJECT_BYTES, SECTOR_BYTES};
@@ -74,22 +72,6 @@ pub struct BucketWriteState {
 const MAX_EPOCH_CHECK_AGE: Duration = Duration::from_millis(500);
 /// Wait for the renewal.
 const MAX_EPOCH_CHECK_WAIT: Duration = Duration::from_millis(150);
-
-/// Contents of a bucket found at open.
-pub(crate) struct OpenedBucket {
-    pub root: Root,
-    pub map: SectorMap,
-    /// Keys of live objects.
-    pub names: HashMap<ObjectNumber, Arc<str>>,
-    /// Objects to delete once a root of this writer is durable.
-    pub garbage: Vec<Arc<str>>,
-    /// None for readers.
-    pub epoch: Option<Epoch>,
-    /// Newest root.
-    pub newest: ObjectNumber,
-    /// Number of live objects of the newest root's epoch.
-    pub end: u64,
-}
 
 /// Range of one object that a read needs.
 struct BlockRange {
