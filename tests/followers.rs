@@ -171,13 +171,12 @@ fn print_staleness(what: &str, seconds: &str, views: &[View]) {
     );
 }
 
-/// Two followers of a writer that is killed and started again; `outage` takes the store away and
-/// returns what brings it back.
-fn test_followers(
-    place: &mut TestBucket,
-    store: &str,
-    outage: Option<&mut dyn FnMut(&mut TestBucket, bool)>,
-) {
+/// Takes a store away (true), or brings it back.
+type Outage<'a> = dyn FnMut(&mut TestBucket, bool) + 'a;
+
+/// Two followers of a writer that is killed and started again; then the store goes
+/// away and comes back.
+fn test_followers(place: &mut TestBucket, store: &str, outage: Option<&mut Outage<'_>>) {
     let is_long = std::env::var_os("DRACONIS_FOLLOW_LONG").is_some();
     let (seconds, rounds, round) = match is_long {
         true => ("1", 6, Duration::from_secs(10)),
@@ -268,9 +267,9 @@ fn followers_of_a_bucket_in_a_directory() {
 fn followers_of_a_bucket_on_a_server() {
     let Some(mut place) = TestBucket::server_bucket() else { return };
     let store = place.address.clone();
-    let mut back: Option<Box<dyn FnOnce(&mut TestBucket)>> = None;
+    let mut back = None;
     let mut outage = |place: &mut TestBucket, is_away: bool| match is_away {
-        true => back = Some(Box::new(place.stop_server())),
+        true => back = Some(place.stop_server()),
         false => back.take().unwrap()(place),
     };
     test_followers(&mut place, &store, Some(&mut outage));

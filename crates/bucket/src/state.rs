@@ -66,7 +66,7 @@ pub(crate) enum NewerState {
     /// Objects of the same root, in order.
     More(Vec<(ObjectNumber, Vec<SectorRun>, Arc<str>)>),
     /// Another root.
-    Replaced(OpenedBucket),
+    Replaced(Box<OpenedBucket>),
 }
 
 /// Looks for a newer state than that of the root `newest` with its objects before `end`.
@@ -78,7 +78,7 @@ pub(crate) fn list_newer_state(
     let first = ObjectNumber { sequence: end, ..newest };
     let names = list_objects_after(bucket, "data", &first.key_before_data())?;
     if newest_root(&list_objects(bucket, "root")?) != Some(newest) {
-        return list_newest_state(bucket).map(NewerState::Replaced);
+        return Ok(NewerState::Replaced(Box::new(list_newest_state(bucket)?)));
     }
     let mut more = vec![];
     for (name, len_bytes) in names {
