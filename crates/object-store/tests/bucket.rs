@@ -14,18 +14,25 @@ fn create() -> (tempfile::TempDir, String, DraconisStore) {
     (dir, address, store.unwrap())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn suite() {
-    let (_dir, _, store) = create();
-    put_get_delete_list(&store).await;
-    put_get_attributes(&store).await;
-    get_opts(&store).await;
-    put_opts(&store, true).await;
-    stream_get(&store).await;
-    list_with_delimiter(&store).await;
-    rename_and_copy(&store).await;
-    copy_if_not_exists(&store).await;
-    multipart(&store, &store).await;
+/// Runs functions of the suite, each on a new store.
+macro_rules! suite {
+    ($($name:ident($store:ident) $call:expr;)*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            let (_dir, _, store) = create();
+            let $store = &store;
+            $call.await;
+        }
+    )*};
+}
+
+suite! {
+    puts_gets_deletes_and_lists(store) put_get_delete_list(store);
+    attributes_are_stored(store) put_get_attributes(store);
+    conditional_puts(store) put_opts(store, true);
+    streams_are_read(store) stream_get(store);
+    renames_and_copies(store) rename_and_copy(store);
+    uploads_in_parts(store) multipart(store, store);
 }
 
 /// Opened, closed and dropped by a thread that drives a runtime.
