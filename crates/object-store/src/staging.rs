@@ -8,7 +8,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use draconis_objects::{Error as StoreError, Group, LifetimeHint, ObjectId};
 use object_store::path::Path;
 use object_store::{Attributes, PutMode, PutPayload, PutResult, Result};
@@ -41,25 +40,13 @@ pub(crate) fn put(
     }
     let mut group = Group::new();
     let content = group.create(catalog.store.new_object(), LifetimeHint::Unknown);
-    let mut at = 0;
-    for piece in payload.iter().filter(|piece| !piece.is_empty()) {
-        write_piece(&mut group, content, at, piece.clone());
-        at = at.saturating_add(piece.len() as u64);
-    }
+    payload.iter().filter(|piece| !piece.is_empty()).for_each(|piece| {
+        group.append(content, piece);
+    });
     let new = NewContents { group, content, len };
     let (ticket, put) = catalog.submit_contents(path, mode, new, attributes)?;
     catalog.wait(path, ticket)?;
     Ok(put)
-}
-
-/// Length from which a group shares contents instead of copying them.
-const SHARED_BYTES: usize = 16 << 10;
-
-fn write_piece(group: &mut Group, content: ObjectId, at: u64, piece: Bytes) {
-    match piece.len() {
-        ..SHARED_BYTES => group.write(content, at, &piece),
-        _ => group.write_shared(content, at, Arc::new(piece)),
-    }
 }
 
 /// A content object without a path.
@@ -84,17 +71,11 @@ impl Staging {
     /// memory.
     pub fn write(&self, at: u64, payload: &PutPayload) -> draconis_objects::Result<()> {
         let mut at = at;
-        for bytes in payload {
-            for from in (0..bytes.len()).step_by(PIECE_BYTES) {
-                let piece = bytes.slice(from..bytes.len().min(from.saturating_add(PIECE_BYTES)));
-                let len = piece.len() as u64;
-                let mut group = Group::new();
-                write_piece(&mut group, self.content, at, piece);
-                self.catalog.store.submit(group, &[]).map_err(|refused| refused.error)?;
-                // The disk writes it while the next piece is copied.
-                self.catalog.store.start_writing()?;
-                at = at.saturating_add(len);
-            }
+        for piece in payload.iter().flat_map(|bytes| bytes.chunks(PIECE_BYTES)) {
+            let mut group = Group::new();
+            group.write(self.content, at, piece);
+            self.catalog.store.submit(group, &[]).map_err(|refused| refused.error)?;
+            at = at.saturating_add(piece.len() as u64);
         }
         Ok(())
     }

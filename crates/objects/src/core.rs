@@ -125,7 +125,7 @@ impl Core {
             ControlFlow::Continue(plan) => plan.space_needed(),
             ControlFlow::Break(need) => return Ok(ControlFlow::Break(need)),
         };
-        self.apply_as_group(room, group.len_bytes() as u64, |core| core.apply(group))
+        self.apply_as_group(room, group.bytes.len() as u64, |core| core.apply(group))
             .map(ControlFlow::Continue)
     }
 

@@ -1,7 +1,6 @@
 //! Groups: changes that become visible together, in memory.
 
 use std::fmt;
-use std::sync::Arc;
 
 /// Number of an object. A store never reuses one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -47,7 +46,6 @@ pub(crate) enum GroupOp {
     Create { id: ObjectId, hint: LifetimeHint },
     Fork { id: ObjectId, parent: ObjectId },
     Write { id: ObjectId, at: u64, from: usize, len: usize },
-    WriteShared { id: ObjectId, at: u64, nth: usize, len: usize },
     Append { id: ObjectId, from: usize, len: usize },
     Truncate { id: ObjectId, len: u64 },
     Punch { id: ObjectId, at: u64, len: u64 },
@@ -62,25 +60,12 @@ pub(crate) enum GroupOp {
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Group {
     pub(crate) ops: Vec<GroupOp>,
-    bytes: Vec<u8>,
-    shared: Vec<SharedBytes>,
+    pub(crate) bytes: Vec<u8>,
 }
-
-/// Bytes that the caller shares with a group.
-#[derive(Clone)]
-struct SharedBytes(Arc<dyn AsRef<[u8]> + Send + Sync>);
-
-impl PartialEq for SharedBytes {
-    fn eq(&self, other: &Self) -> bool {
-        (*self.0).as_ref() == (*other.0).as_ref()
-    }
-}
-
-impl Eq for SharedBytes {}
 
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Group({} changes, {} bytes)", self.ops.len(), self.len_bytes())
+        write!(f, "Group({} changes, {} bytes)", self.ops.len(), self.bytes.len())
     }
 }
 
@@ -97,8 +82,7 @@ impl Group {
 
     /// Returns the bytes of payload.
     pub fn len_bytes(&self) -> usize {
-        let shared: usize = self.shared.iter().map(|bytes| (*bytes.0).as_ref().len()).sum();
-        self.bytes.len().saturating_add(shared)
+        self.bytes.len()
     }
 
     /// Creates an empty object.
@@ -120,18 +104,6 @@ impl Group {
     pub fn write(&mut self, id: ObjectId, at: u64, bytes: &[u8]) {
         let from = self.copy_bytes(bytes);
         self.ops.push(GroupOp::Write { id, at, from, len: bytes.len() });
-    }
-
-    /// As [`Group::write`], without a copy: for long contents that the caller has in shared memory.
-    pub fn write_shared(
-        &mut self,
-        id: ObjectId,
-        at: u64,
-        bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
-    ) {
-        let (nth, len) = (self.shared.len(), (*bytes).as_ref().len());
-        self.shared.push(SharedBytes(bytes));
-        self.ops.push(GroupOp::WriteShared { id, at, nth, len });
     }
 
     /// Writes `bytes` at the end that the object has by then.
@@ -190,12 +162,6 @@ impl Group {
         let from = self.bytes.len();
         self.bytes.extend_from_slice(bytes);
         from
-    }
-
-    /// Returns shared bytes, cut to the length that they had.
-    pub(crate) fn shared_bytes(&self, nth: usize, len: usize) -> &[u8] {
-        let bytes = self.shared.get(nth).map(|bytes| (*bytes.0).as_ref()).unwrap_or_default();
-        bytes.get(..len).unwrap_or(bytes)
     }
 
     /// Returns the bytes that a change refers to.

@@ -164,20 +164,9 @@ impl Store {
     }
 
     pub(crate) fn submit_ref(&self, group: &Group, after: &[Ticket]) -> Result<Ticket> {
-        self.run_change(group.len_bytes() as u64, |core, patience| {
+        self.run_change(group.bytes.len() as u64, |core, patience| {
             core.submit(group, after, patience)
         })
-    }
-
-    /// Starts to write all submitted groups, without waiting for it: for callers that submit more
-    /// before they [wait](Store::wait).
-    ///
-    /// # Errors
-    /// Error of the disk; then the store accepts no more groups.
-    pub fn start_writing(&self) -> Result<()> {
-        let mut core = self.core.write();
-        core.check_running()?;
-        core.log.commit().map_err(|error| core.stop(error))
     }
 
     /// Does maintenance in advance, as if `bytes` more had been written, so that later writers have

@@ -23,10 +23,6 @@ impl Core {
                     let record = self.object_record(id)?;
                     self.write(id, record, at, group.bytes_at(from, len))?;
                 }
-                GroupOp::WriteShared { id, at, nth, len } => {
-                    let record = self.object_record(id)?;
-                    self.write(id, record, at, group.shared_bytes(nth, len))?;
-                }
                 GroupOp::Append { id, from, len } => {
                     let record = self.object_record(id)?;
                     self.write(id, record, record.len, group.bytes_at(from, len))?;

@@ -91,7 +91,7 @@ impl Core {
                     let record = parent_record.fork_child(parent)?;
                     plan.objects.insert(id, Some(record));
                 }
-                GroupOp::Write { id, at, len, .. } | GroupOp::WriteShared { id, at, len, .. } => {
+                GroupOp::Write { id, at, len, .. } => {
                     let record = plan.mutable_object(&index, nodes, id)?;
                     let end = at
                         .checked_add(len as u64)
@@ -158,7 +158,7 @@ impl Core {
             }
         }
         // A group that only frees may use the delete reserve.
-        plan.only_frees &= group.len_bytes() <= 4096 + KEY_MAX
+        plan.only_frees &= group.bytes.len() <= 4096 + KEY_MAX
             && group.ops.iter().all(|op| {
                 matches!(
                     op,
