@@ -7,8 +7,7 @@
 //!
 //! The ext4 is on a loop device with direct I/O, so its file holds what the kernel has sent to the
 //! disk. A copy of that file, made right after some puts, is what a power cut leaves. It is mounted
-//! and read. The loop device has no write
-//! cache: most disks lose more.
+//! and read. The loop device has no write cache: most disks lose more.
 
 use std::path::Path as HostPath;
 use std::process::Command;
