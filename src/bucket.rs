@@ -18,14 +18,15 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use clap::Args;
+use draconis_access::bucket_host;
+pub use draconis_access::bucket_host::normalize_url;
 use draconis_access::uuid::UuidGenerator;
 use draconis_bucket::{
     BucketDisk, BucketWriteState, JournalDevice, JournalStatistics, ObjectStoreBucket,
     RequestStatistics,
 };
 use draconis_device::{Disk, ForwardingDisk};
-use draconis_objects::{LayoutKind, Profile};
-use draconis_service::client::RuntimeDir;
+use draconis_objects::Profile;
 use draconis_service::remote_disk::{
     self, DiskProcess, RemoteCredentials, RemoteDiskProvider, RemoteDiskRequest, UNSENT_PREFIX,
 };
@@ -181,14 +182,6 @@ pub fn bucket_url(device: &Path) -> Option<&str> {
     remote_disk::parse_url(device)
 }
 
-/// Returns the canonical spelling of a bucket URL.
-pub fn normalize_url(address: &str) -> String {
-    match address.strip_prefix("file://").map(|path| Path::new(path).canonicalize()) {
-        Some(Ok(path)) => format!("file://{}", path.display()),
-        _ => address.trim_end_matches('/').to_owned(),
-    }
-}
-
 /// Opens a disk in a bucket for writing; fences the previous writer.
 pub fn open_writable(address: &str) -> anyhow::Result<Arc<BucketDisk>> {
     let claim = lock_bucket_url(address)?;
@@ -227,7 +220,7 @@ pub fn start_disk_process(
         address: address.to_owned(),
         read_only: !write,
         stays: false,
-        seat: bucket_host_id(),
+        seat: bucket_host::host_id(),
         settings: serde_json::to_string(&settings)?,
     };
     let served = DiskProcess::open(Path::new("/proc/self/exe"), &opening);
@@ -336,9 +329,7 @@ impl ForwardingDisk for MonitoredBucketDisk {
 
 /// Returns the store profile for buckets.
 pub fn default_bucket_profile(len_bytes: u64) -> (Profile, Vec<String>) {
-    let segment_bytes = (1u64 << (len_bytes / 128).max(1).ilog2()).clamp(64 << 10, 16 << 20) as u32;
-    let profile =
-        Profile { layout: LayoutKind::Bucket, page_bytes: 512, segment_bytes, queue_depth: 16 };
+    let profile = bucket_host::store_profile(len_bytes);
     (profile, vec!["layout bucket: requests take long and have a price".to_owned()])
 }
 
@@ -369,16 +360,7 @@ fn register_open(disk: BucketDisk, claim: Option<std::fs::File>) -> Arc<BucketDi
 
 /// Locks a bucket URL against mounts on this machine.
 fn lock_bucket_url(address: &str) -> anyhow::Result<Option<std::fs::File>> {
-    // A user without a runtime directory has no mounts.
-    let Ok(directory) = RuntimeDir::open() else { return Ok(None) };
-    Ok(Some(
-        remote_disk::lock_url(&directory, &normalize_url(address))
-            .map_err(|why| anyhow!("{why}"))?,
-    ))
-}
-
-fn bucket_host_id() -> String {
-    RuntimeDir::open().map(|directory| remote_disk::owner_id(&directory)).unwrap_or_default()
+    bucket_host::lock_url(address).map_err(|why| anyhow!("{why}"))
 }
 
 /// Returns the options of the command line.
@@ -397,7 +379,7 @@ fn cli_options() -> BucketArgs {
 fn options_for_this_process(writes: bool) -> anyhow::Result<draconis_bucket::BucketOptions> {
     let options = bucket_options(cli_options(), std::process::id(), writes);
     Ok(draconis_bucket::BucketOptions {
-        host_id: bucket_host_id(),
+        host_id: bucket_host::host_id(),
         ..options.map_err(|why| anyhow!("{why}"))?
     })
 }

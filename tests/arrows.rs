@@ -22,7 +22,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("service", &["container", "device", "exchange", "ext", "objects", "types"]),
     ("front", &["exchange", "types"]),
     ("access", &["container", "device", "ext", "objects", "service", "types"]),
-    ("object-store", &["access", "objects"]),
+    ("object-store", &["access", "bucket", "device", "objects"]),
     ("capi", &["access", "ext", "objects", "types"]),
     ("testkit", &["device", "objects", "types"]),
     ("lab", &["device", "exchange", "ext", "front", "objects", "service", "testkit", "types"]),

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   writers ──exclusive──▶ disk ─▶ store        readers ──shared──▶ disk ─▶ store, read-only
+//!                                                followers ───no lock───▶ disk ─▶ store, read-only
 //! ```
 //!
 //! Law 1: targets in use, and existing contents unless forced, are not touched.
@@ -16,6 +17,7 @@ mod clone;
 pub mod copy;
 mod create;
 mod disk;
+pub mod follow;
 mod get;
 mod grow;
 mod info;

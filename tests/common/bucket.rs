@@ -80,6 +80,11 @@ impl TestBucket {
         Self { draconis, address, environment, server: None }
     }
 
+    /// Returns the environment of programs that access the location.
+    pub fn environment(&self) -> &[(&'static str, String)] {
+        &self.environment
+    }
+
     /// Stops the server; it keeps the data that it has received.
     pub fn stop_server(&mut self) -> impl FnOnce(&mut Self) + use<> {
         let server = self.server.take().expect("a place with a server");

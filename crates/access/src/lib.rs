@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bucket_host;
 pub mod compressed;
 pub mod create_store;
 pub mod destination;

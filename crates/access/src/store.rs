@@ -35,6 +35,8 @@ pub type CheckReport = Report;
 pub struct Store {
     path: PathBuf,
     inner: RwLock<Option<Arc<draconis_objects::Store>>>,
+    /// True if another process may write the store meanwhile.
+    follows: bool,
     /// Open scans, which hold the file until the store is closed.
     scans: Mutex<Vec<Weak<Mutex<Option<Scan>>>>>,
 }
@@ -59,7 +61,44 @@ impl Store {
     /// # Errors
     /// The file is no store, damaged, or open for writing.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
-        Ok(Self::new(path, stores::open_shared(path)?))
+        Ok(Self::new(path, stores::open_shared(path)?, false))
+    }
+
+    /// Opens a store for reading while another process may write it. Calls see the newest commit as
+    /// of the last [`Store::refresh`], or a newer one.
+    ///
+    /// # Errors
+    /// The file is no store, or damaged.
+    pub fn open_follower(path: &Path) -> Result<Arc<Self>> {
+        Ok(Self::new(path, stores::open_follower(path)?, true))
+    }
+
+    /// Moves a follower on to the newest commit of the writer, also if the store was resized or
+    /// created anew. Returns true if it changed.
+    ///
+    /// # Errors
+    /// The store was not opened by [`Store::open_follower`], is damaged, or cannot be read. Calls
+    /// still see the earlier state.
+    pub fn refresh(&self) -> Result<bool> {
+        if !self.follows {
+            let text = format!("{}: it was not opened to follow a writer", self.path.display());
+            return Err(Error::new(Errno::INVAL, text));
+        }
+        let store = self.opened()?;
+        match store.refresh() {
+            Err(draconis_objects::Error::NotAStore(_)) => {
+                let reopened = stores::open_follower(&self.path)?;
+                if let Some(held) = &mut *self.inner.write() {
+                    *held = reopened;
+                }
+                Ok(true)
+            }
+            refreshed => Ok(refreshed.map_err(|error| with_context(&self.path, error))?),
+        }
+    }
+
+    fn opened(&self) -> Result<Arc<draconis_objects::Store>> {
+        self.with_store(|store| Ok(store.clone()))
     }
 
     /// Opens a store for writing, exclusively.
@@ -67,12 +106,12 @@ impl Store {
     /// # Errors
     /// As [`Store::open`]; the store is in use.
     pub fn open_for_writing(path: &Path) -> Result<Arc<Self>> {
-        Ok(Self::new(path, stores::open_exclusive(path)?))
+        Ok(Self::new(path, stores::open_exclusive(path)?, false))
     }
 
-    fn new(path: &Path, store: Arc<draconis_objects::Store>) -> Arc<Self> {
+    fn new(path: &Path, store: Arc<draconis_objects::Store>, follows: bool) -> Arc<Self> {
         let inner = RwLock::new(Some(store));
-        Arc::new(Self { path: path.to_owned(), inner, scans: Mutex::default() })
+        Arc::new(Self { path: path.to_owned(), inner, follows, scans: Mutex::default() })
     }
 
     /// Checks every checksum, map and count, without changing anything.
@@ -151,7 +190,7 @@ impl Store {
     /// # Errors
     /// The object does not exist, or is damaged.
     pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
-        self.with_store(|store| store.read(id, at, into))
+        self.look(|store| store.read(id, at, into))
     }
 
     /// Returns the length of an object.
@@ -159,7 +198,7 @@ impl Store {
     /// # Errors
     /// The object does not exist, or is damaged.
     pub fn len(&self, id: ObjectId) -> Result<u64> {
-        self.with_store(|store| store.len(id))
+        self.look(|store| store.len(id))
     }
 
     /// Returns all objects with their lengths.
@@ -167,7 +206,7 @@ impl Store {
     /// # Errors
     /// The store is damaged.
     pub fn list(&self) -> Result<Vec<(ObjectId, u64)>> {
-        self.with_store(|store| store.list())
+        self.look(|store| store.list())
     }
 
     /// Returns the object with a name.
@@ -175,7 +214,7 @@ impl Store {
     /// # Errors
     /// The store is damaged.
     pub fn find_name(&self, name: &[u8]) -> Result<Option<ObjectId>> {
-        self.with_store(|store| store.find_named_object(name))
+        self.look(|store| store.find_named_object(name))
     }
 
     /// Returns all names with their objects.
@@ -183,7 +222,7 @@ impl Store {
     /// # Errors
     /// The store is damaged.
     pub fn names(&self) -> Result<Vec<(Vec<u8>, ObjectId)>> {
-        self.with_store(|store| store.list_names())
+        self.look(|store| store.list_names())
     }
 
     /// Applies a batch of key changes atomically; durable after [`Store::wait`].
@@ -199,7 +238,7 @@ impl Store {
     /// # Errors
     /// The store is damaged.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.with_store(|store| Kv::new(store.clone()).get(key))
+        self.look(|store| Kv::new(store.clone()).get(key))
     }
 
     /// Returns the number of keys.
@@ -207,7 +246,7 @@ impl Store {
     /// # Errors
     /// The store is damaged.
     pub fn count_keys(&self) -> Result<u64> {
-        self.with_store(|store| Kv::new(store.clone()).count().map(|count| count.keys))
+        self.look(|store| Kv::new(store.clone()).count().map(|count| count.keys))
     }
 
     /// Scans keys and values of a range as of now, in ascending or descending order.
@@ -225,9 +264,21 @@ impl Store {
             let mut scans = self.scans.lock();
             scans.retain(|scan| scan.strong_count() > 0);
             scans.push(Arc::downgrade(&scan));
-            Ok(scan)
+            Ok((scan, store.newest_checkpoint()))
         })?;
-        Ok(KeyIterator { store: self.clone(), scan, reverse })
+        let (scan, checkpoint) = scan;
+        Ok(KeyIterator { store: self.clone(), scan, reverse, checkpoint })
+    }
+
+    /// Runs a lookup; of a follower, again if the writer has overwritten what it reads.
+    fn look<T>(
+        &self,
+        look: impl FnMut(&Arc<draconis_objects::Store>) -> draconis_objects::Result<T>,
+    ) -> Result<T> {
+        match self.follows {
+            true => self.with_store(|store| store.read_newest(look)),
+            false => self.with_store(look),
+        }
     }
 
     fn with_store<T>(
@@ -257,14 +308,33 @@ pub struct KeyIterator {
     /// `None` after the end.
     scan: Arc<Mutex<Option<Scan>>>,
     reverse: bool,
+    /// Checkpoint of the writer when the scan began.
+    checkpoint: u64,
 }
 
 impl KeyIterator {
     /// Returns the next key and its value; `None` at the end.
     ///
     /// # Errors
-    /// Damage, after which the scan continues behind it; or the store was closed.
+    /// Damage, after which the scan continues behind it; or the store was closed. Of a follower,
+    /// `ESTALE` if the writer has overwritten what the scan reads: then begin it again.
     pub fn next(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        let next = self.next_pair();
+        let is_lost = next.as_ref().is_err_and(|error| error.errno != Errno::BADF);
+        if is_lost && self.store.follows {
+            self.store.refresh()?;
+            if self.store.opened()?.newest_checkpoint() != self.checkpoint {
+                let shown = self.store.path.display();
+                let text = format!(
+                    "{shown}: the writer has overwritten what this scan reads; begin it again"
+                );
+                return Err(Error::new(Errno::STALE, text));
+            }
+        }
+        next
+    }
+
+    fn next_pair(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         self.store.with_store(|_| {
             let mut held = self.scan.lock();
             let Some(scan) = &mut *held else { return Ok(None) };

@@ -51,19 +51,27 @@ pub fn with_context(device: &Path, error: Error) -> anyhow::Error {
     Failure::new(store_errno(&error), format!("{shown}: {error}{step}")).into()
 }
 
+/// Opens a store for reading while another process may write it: see
+/// [`Store::refresh`](draconis_objects::Store::refresh).
+pub fn open_follower(device: &Path) -> anyhow::Result<Arc<Store>> {
+    let disk = open_store_disk(open_file(device)?, device, false, true)?;
+    open(device, disk, true)
+}
+
 /// Opens the disk of a store for reading.
 pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
-    let file = match File::open(device) {
-        Err(error)
-            if error.kind() == ErrorKind::NotFound && remote_disk::parse_url(device).is_none() =>
-        {
-            return Err(none(no_store_message(device)));
-        }
-        Err(error) => return Err(host_file::open_error(device, error)),
-        Ok(file) => file,
-    };
+    let file = open_file(device)?;
     lock_store_shared(&file, device)?;
     open_store_disk(file, device, false, uring)
+}
+
+fn open_file(device: &Path) -> anyhow::Result<File> {
+    File::open(device).map_err(|error| match error.kind() {
+        ErrorKind::NotFound if remote_disk::parse_url(device).is_none() => {
+            none(no_store_message(device))
+        }
+        _ => host_file::open_error(device, error),
+    })
 }
 
 /// Locks the file of a store against writers.
@@ -71,7 +79,8 @@ pub(crate) fn lock_store_shared(file: &File, store: &Path) -> anyhow::Result<()>
     match lock_file(file, LockMode::Shared) {
         Err(Errno::WOULDBLOCK) => Err(busy_error(format!(
             "{} is in use: unmount its disks if some are mounted (draconis status), or wait until \
-             the command that changes it is done",
+             the command that changes it is done; draconis store ls, kv get and kv scan read it \
+             meanwhile with --follow",
             store.display()
         ))),
         claimed => Ok(claimed?),

@@ -1,4 +1,4 @@
-//! Bucket API: six kinds of requests, and their errors.
+//! Bucket API: seven kinds of requests, and their errors.
 //!
 //! Law 1: an object is visible as a whole or not at all.
 //! Law 2: every later request sees an acknowledged one, lists too.
@@ -77,4 +77,14 @@ pub trait BucketApi: Send + Sync {
     /// # Errors
     /// As [`BucketApi::put`].
     fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>>;
+
+    /// Lists the objects of a folder whose keys follow `after`.
+    ///
+    /// # Errors
+    /// As [`BucketApi::put`].
+    fn list_after(&self, folder: &str, after: &str) -> RequestResult<Vec<ListEntry>> {
+        let mut all = self.list(folder)?;
+        all.retain(|listed| listed.key.as_str() > after);
+        Ok(all)
+    }
 }

@@ -18,7 +18,7 @@
 //! Law 4: an object is deleted once two roots that do not need it are durable; readers may still
 //! use the root before.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -33,15 +33,14 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::api::RequestError;
 use crate::cache::ChunkCache;
-use crate::epoch::Epoch;
 use crate::journal::{Journal, JournalStatistics};
-use crate::map::SectorMap;
 use crate::name::{MAX_SECTORS, ObjectName, ObjectNumber, SectorRun};
 use crate::read_ahead::{MAX_WINDOW_BYTES, ObjectRange, ReadAction, ReadAhead};
 use crate::remote;
 use crate::request_threads::RequestThreads;
 use crate::retry::{RequestStatistics, RetryingStore};
-use crate::root::{EDGE_SECTORS, Root};
+use crate::root::EDGE_SECTORS;
+use crate::state::{NewerState, OpenedBucket, list_newer_state};
 use crate::upload_queue::JournalQueue;
 use crate::upload_queue::{QueueState, SharedState, WaitGoal, WritePolicy};
 use crate::{OBJECT_BYTES, SECTOR_BYTES};
@@ -54,6 +53,8 @@ pub struct BucketDisk {
     uploader: Mutex<Option<JoinHandle<()>>>,
     /// Description of data that was not uploaded at close.
     close_message: Mutex<Option<String>>,
+    /// The root that a reader has, and the end of its epoch's objects.
+    reader_position: Mutex<(ObjectNumber, u64)>,
 }
 
 /// State of a writable disk.
@@ -72,20 +73,6 @@ const MAX_EPOCH_CHECK_AGE: Duration = Duration::from_millis(500);
 /// Wait for the renewal.
 const MAX_EPOCH_CHECK_WAIT: Duration = Duration::from_millis(150);
 
-/// Contents of a bucket found at open.
-pub(crate) struct OpenedBucket {
-    pub root: Root,
-    pub map: SectorMap,
-    /// Keys of live objects.
-    pub names: HashMap<ObjectNumber, Arc<str>>,
-    /// Objects to delete once a root of this writer is durable.
-    pub garbage: Vec<Arc<str>>,
-    /// None for readers.
-    pub epoch: Option<Epoch>,
-    /// Number of live objects of the newest root's epoch.
-    pub end: u64,
-}
-
 /// Range of one object that a read needs.
 struct BlockRange {
     key: Arc<str>,
@@ -103,7 +90,7 @@ impl BucketDisk {
         cache: Option<ChunkCache>,
         journal: Option<Journal>,
     ) -> Result<Self, Error> {
-        let OpenedBucket { root, map, names, garbage: dead, epoch, .. } = opened;
+        let OpenedBucket { root, map, names, garbage: dead, epoch, newest, end } = opened;
         let state = QueueState {
             root,
             map,
@@ -151,7 +138,13 @@ impl BucketDisk {
             spawned.map_err(|error| remote(format!("no thread for the journal: {error}")))
         });
         let pump = Mutex::new(pump.transpose()?);
-        Ok(Self { shared, has_journal, uploader: pump, close_message: Mutex::default() })
+        Ok(Self {
+            shared,
+            has_journal,
+            uploader: pump,
+            close_message: Mutex::default(),
+            reader_position: Mutex::new((newest, end)),
+        })
     }
 
     /// Ends the opening: from now on a mount retries transient errors.
@@ -383,6 +376,39 @@ impl Disk for BucketDisk {
             atomic: Atomic::None,
             discards: !self.shared.is_read_only,
         }
+    }
+
+    fn refresh(&self) -> Result<(), Error> {
+        if !self.shared.is_read_only {
+            return Ok(());
+        }
+        let mut position = self.reader_position.lock();
+        let (newest, end) = *position;
+        match list_newer_state(&self.shared.bucket, newest, end)? {
+            NewerState::Replaced(opened) => {
+                *position = (opened.newest, opened.end);
+                let mut state = self.shared.state.lock();
+                (state.root, state.map, state.names) = (opened.root, opened.map, opened.names);
+            }
+            NewerState::More(objects) => {
+                position.1 += objects.len() as u64;
+                let mut state = self.shared.state.lock();
+                let state = &mut *state;
+                let mut dead = vec![];
+                for (number, runs, key) in objects {
+                    state.names.insert(number, key);
+                    let mut from = 0;
+                    for run in runs {
+                        if let Some((skipped, within)) = state.root.clip_to_objects(run) {
+                            state.map.set(within, number, from + skipped, &mut dead);
+                        }
+                        from += run.count;
+                    }
+                }
+                dead.iter().for_each(|number| drop(state.names.remove(number)));
+            }
+        }
+        Ok(())
     }
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {

@@ -37,6 +37,7 @@ mod read_ahead;
 mod request_threads;
 mod retry;
 mod root;
+mod state;
 mod upload_queue;
 
 pub use api::{BucketApi, ListEntry, RequestError, RequestResult};

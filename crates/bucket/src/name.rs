@@ -75,6 +75,12 @@ impl ObjectName {
 }
 
 impl ObjectNumber {
+    /// Returns the key before those of data objects with this number or, of the same epoch, a later
+    /// one.
+    pub fn key_before_data(self) -> String {
+        format!("data/{}", self.to_text())
+    }
+
     fn to_text(self) -> String {
         format!("{:08x}-{:010x}", self.epoch, self.sequence)
     }

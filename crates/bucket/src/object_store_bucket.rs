@@ -9,9 +9,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
+use futures_util::stream::BoxStream;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{
+    Error, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+};
 use tokio::runtime::{Builder, Handle};
 
 use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
@@ -189,7 +192,20 @@ impl BucketApi for ObjectStoreBucket {
     fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
         let folder = self.path(folder);
         let folder = Some(&folder).filter(|folder| !folder.as_ref().is_empty());
-        let all = self.network.runtime.block_on(self.store.list(folder).try_collect::<Vec<_>>());
+        self.collect_list(self.store.list(folder))
+    }
+
+    fn list_after(&self, folder: &str, after: &str) -> RequestResult<Vec<ListEntry>> {
+        self.collect_list(self.store.list_with_offset(Some(&self.path(folder)), &self.path(after)))
+    }
+}
+
+impl ObjectStoreBucket {
+    fn collect_list(
+        &self,
+        listed: BoxStream<'static, object_store::Result<ObjectMeta>>,
+    ) -> RequestResult<Vec<ListEntry>> {
+        let all = self.network.runtime.block_on(listed.try_collect::<Vec<_>>());
         let all = all.map_err(|error| match error {
             // A directory changed while it was listed; buckets report what they lack.
             Error::NotFound { .. } if self.prefix.is_root() => {

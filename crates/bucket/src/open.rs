@@ -19,8 +19,10 @@
 //! objects of the old root may be deleted.
 //! Law 7: the ends of the disk are only in the root. Sectors of objects there, or past the end,
 //! were written when the disk had another length, and are hidden.
+//! Law 8: a reader that follows a writer adds the objects after those that it knows, while the root
+//! stays the same, and reads another root's state as when it was opened.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,20 +33,21 @@ use parking_lot::Mutex;
 use crate::SECTOR_BYTES;
 use crate::api::{BucketApi, RequestError};
 use crate::cache::ChunkCache;
-use crate::disk::{BucketDisk, OpenedBucket};
+use crate::disk::BucketDisk;
 use crate::epoch::{Epoch, newest_epoch};
 use crate::journal::{Journal, JournalDevice, JournaledObject, UnsentObjects};
 use crate::listing::list_objects;
 use crate::map::SectorMap;
-use crate::name::{ObjectName, ObjectNumber, SectorRun};
+use crate::name::{ObjectName, ObjectNumber};
 use crate::options::BucketOptions;
 use crate::remote;
 use crate::retry::RetryingStore;
 use crate::root::{EDGE_SECTORS, Root};
+use crate::state::{
+    OpenedBucket, list_newest_state, live_objects, newest_root, no_store_error, read_root,
+};
 use crate::upload_queue::WritePolicy;
 
-/// Most attempts of readers to list an unchanged store.
-const MAX_LIST_ATTEMPTS: usize = 50;
 /// Most lost objects that an error names.
 const MAX_NAMED_OBJECTS: usize = 4;
 
@@ -132,6 +135,7 @@ impl BucketDisk {
             names: HashMap::new(),
             garbage: dead.map(|name| name.key().into()).collect(),
             epoch: Some(epoch),
+            newest: ObjectNumber { epoch: 0, sequence: 0 },
             end: 0,
         };
         let disk = options.open_disk(bucket, opened, journal)?;
@@ -195,28 +199,9 @@ impl BucketDisk {
                 )));
             }
         }
-        for _ in 0..MAX_LIST_ATTEMPTS {
-            let found = newest_root(&list_objects(&bucket, "root")?)
-                .ok_or_else(|| no_store_error(address))?;
-            let root = match read_root(&bucket, found) {
-                Ok(root) => root,
-                Err(RequestError::NotFound) => continue,
-                Err(trouble) => {
-                    return Err(bucket.error("reading", &ObjectName::Root(found).key(), &trouble));
-                }
-            };
-            let names = list_objects(&bucket, "data")?;
-            if newest_root(&list_objects(&bucket, "root")?) == Some(found) {
-                let opened = live_objects(&names, found, root, None);
-                return options.open_disk(bucket, opened, None);
-            }
-        }
-        Err(remote(format!("{address} changed each time it was listed; try again")))
+        let opened = list_newest_state(&bucket)?;
+        options.open_disk(bucket, opened, None)
     }
-}
-
-fn no_store_error(address: &str) -> Error {
-    remote(format!("{address}: no store is there; draconis store create {address} makes one"))
 }
 
 /// Returns the error for a journal with data of another store.
@@ -341,79 +326,4 @@ fn fenced_journal_error(
          delete it, to open the store without them",
         keys.join(", ")
     ))
-}
-
-fn newest_root(names: &BTreeMap<ObjectName, u64>) -> Option<ObjectNumber> {
-    let roots = names.keys().filter_map(|name| match name {
-        ObjectName::Root(number) => Some(*number),
-        _ => None,
-    });
-    roots.max()
-}
-
-fn read_root(bucket: &RetryingStore, number: ObjectNumber) -> Result<Root, RequestError> {
-    let bytes = bucket.get(&ObjectName::Root(number).key(), None)?;
-    Root::decode(&bytes).map_err(|what| RequestError::Permanent(format!("damaged: {what}")))
-}
-
-/// Returns the live objects and their sectors.
-fn live_objects(
-    names: &BTreeMap<ObjectName, u64>,
-    newest: ObjectNumber,
-    mut root: Root,
-    epoch: Option<Epoch>,
-) -> OpenedBucket {
-    let mine = epoch.as_ref().map(|epoch| epoch.number);
-    let is_sane = |runs: &[SectorRun], len_bytes: u64| {
-        let sectors: u64 = runs.iter().map(|run| run.count).sum();
-        sectors.checked_mul(SECTOR_BYTES) == Some(len_bytes)
-    };
-    let data = names.iter().filter_map(|(name, len_bytes)| match name {
-        ObjectName::Data(number, runs) => {
-            Some((*number, (runs, is_sane(runs, *len_bytes), name.key())))
-        }
-        _ => None,
-    });
-    let data: BTreeMap<ObjectNumber, (&Vec<SectorRun>, bool, String)> = data.collect();
-    let mut end = newest.sequence + 1;
-    while data
-        .get(&ObjectNumber { sequence: end, ..newest })
-        .is_some_and(|(_, is_sane, _)| *is_sane)
-    {
-        end += 1;
-    }
-    root.epoch_ends.insert(newest.epoch, end);
-    let (mut map, mut keys, mut gone) = (SectorMap::default(), HashMap::new(), vec![]);
-    let mut dead: Vec<Arc<str>> = vec![];
-    for (number, (runs, is_sane, key)) in data {
-        let counts =
-            root.epoch_ends.get(&number.epoch).is_some_and(|end| number.sequence < *end) && is_sane;
-        if !counts {
-            // Objects of a newer epoch are not ours to delete.
-            if mine.is_some_and(|mine| number.epoch < mine) {
-                dead.push(key.into());
-            }
-            continue;
-        }
-        keys.insert(number, Arc::from(key));
-        let mut from = 0;
-        for run in runs {
-            if let Some((skipped, within)) = root.clip_to_objects(*run) {
-                map.set(within, number, from + skipped, &mut gone);
-            }
-            from += run.count;
-        }
-    }
-    // Objects without references, or only beyond the current ends, are not needed.
-    let alive: HashSet<ObjectNumber> = map.live_objects().collect();
-    dead.extend(keys.extract_if(|number, _| !alive.contains(number)).map(|(_, key)| key));
-    let is_old = |name: &&ObjectName| match name {
-        ObjectName::Root(number) => mine.is_some_and(|mine| number.epoch < mine),
-        _ => false,
-    };
-    dead.extend(names.keys().filter(is_old).map(|name| name.key().into()));
-    // An epoch without objects needs no end: its late objects are not live then.
-    let epochs: BTreeSet<u32> = map.live_objects().map(|number| number.epoch).collect();
-    root.epoch_ends.retain(|epoch, _| epochs.contains(epoch));
-    OpenedBucket { root, map, names: keys, garbage: dead, epoch, end }
 }

@@ -169,6 +169,11 @@ impl RetryingStore {
         self.retry(&self.counts.lists, &self.has_read, || self.engine.list(folder))
     }
 
+    pub fn list_after(&self, folder: &str, after: &str) -> RequestResult<Vec<ListEntry>> {
+        let list = || self.engine.list_after(folder, after);
+        self.retry(&self.counts.lists, &self.has_read, list)
+    }
+
     /// Converts a request error to a disk error.
     pub fn error(&self, doing: &str, key: &str, trouble: &RequestError) -> Error {
         let (address, slash) = (&self.address, if key.is_empty() { "" } else { "/" });

@@ -307,6 +307,15 @@ pub trait Disk: Send + Sync {
         self.properties().len_bytes
     }
 
+    /// Makes later reads see what another machine has written, where that needs a request: a bucket
+    /// opened for reading is listed again. On other disks reads always see it.
+    ///
+    /// # Errors
+    /// The disk cannot be read; it still shows its earlier state.
+    fn refresh(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Returns the limits of one chain.
     fn chain_bounds(&self) -> ChainBounds {
         ChainBounds::UNLIMITED

@@ -57,6 +57,11 @@ pub trait ForwardingDisk: Send + Sync {
         self.inner_disk().max_len_bytes()
     }
 
+    /// As [`Disk::refresh`].
+    fn refresh(&self) -> Result<(), Error> {
+        self.inner_disk().refresh()
+    }
+
     /// As [`Disk::chain_bounds`].
     fn chain_bounds(&self) -> ChainBounds {
         self.inner_disk().chain_bounds()
@@ -134,6 +139,10 @@ impl<T: ForwardingDisk> Disk for T {
 
     fn max_len_bytes(&self) -> u64 {
         ForwardingDisk::max_len_bytes(self)
+    }
+
+    fn refresh(&self) -> Result<(), Error> {
+        ForwardingDisk::refresh(self)
     }
 
     fn chain_bounds(&self) -> ChainBounds {

@@ -5,7 +5,7 @@
 //!      │
 //!   catalog ── staging, upload            paths, conditions, uploads; blocking
 //!      │  one group for each change
-//!   draconis_objects::Store               in a file or on a block device
+//!   draconis_objects::Store               in a file, on a block device or in a bucket
 //! ```
 //!
 //! - A put is whole or absent, and durable once it returns; so are copies, renames and deletions.
@@ -56,6 +56,7 @@
 #![forbid(unsafe_code)]
 
 mod blocking;
+mod bucket;
 mod catalog;
 mod error;
 mod listing;
@@ -66,6 +67,7 @@ mod store;
 mod upload;
 
 pub use draconis_access::NewStore;
+pub use draconis_bucket::{BucketOptions, JournalDevice};
 pub use store::DraconisStore;
 
 #[cfg(doctest)]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use draconis_access::{NewStore, stores};
+use draconis_bucket::BucketOptions;
 use draconis_objects::Store;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt, TryStreamExt};
@@ -20,6 +21,7 @@ use object_store::{
 };
 
 use crate::blocking::run_blocking;
+use crate::bucket::{self, OpenMode};
 use crate::catalog::{Catalog, PIECE_BYTES};
 use crate::error::{generic, not_found};
 use crate::listing::{self, Page};
@@ -31,11 +33,12 @@ const READ_AHEAD_PIECES: usize = 2;
 /// Deletions in progress of one stream of paths.
 const CONCURRENT_DELETIONS: usize = 16;
 
-/// An object store in a file or on a block device. Clones share the opened store.
+/// An object store in a file, on a block device or in a bucket. Clones share the opened store.
 #[derive(Clone, Debug)]
 pub struct DraconisStore {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) uploads: Arc<Uploads>,
+    /// File, device or address.
     path: Option<PathBuf>,
 }
 
@@ -65,6 +68,37 @@ impl DraconisStore {
         Self::from_opened(stores::open_shared(path), path)
     }
 
+    /// Creates an empty store of `len_bytes` in a bucket, and opens it. The address is
+    /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or `file:///DIRECTORY`,
+    /// with the credentials of the provider's own tools.
+    ///
+    /// The name of the writer, its random number and the identity of the machine in `options` are
+    /// set by this function, here and in the next two.
+    ///
+    /// # Errors
+    /// The bucket has a store or lacks a guarantee, or cannot be reached.
+    pub fn create_bucket(address: &str, len_bytes: u64, options: &BucketOptions) -> Result<Self> {
+        Self::from_bucket(address, options, OpenMode::Create { len_bytes })
+    }
+
+    /// Opens the store in a bucket for reading and writing. It fences the previous writer, whose
+    /// later changes fail; a mount only with [`BucketOptions::take_over`]. It uploads what a
+    /// journal of an earlier writer has.
+    ///
+    /// # Errors
+    /// There is no store, it is mounted or damaged, or the bucket cannot be reached.
+    pub fn open_bucket(address: &str, options: &BucketOptions) -> Result<Self> {
+        Self::from_bucket(address, options, OpenMode::Write)
+    }
+
+    /// Opens the store in a bucket for reading, in its current state, while others may write it.
+    ///
+    /// # Errors
+    /// There is no store, it is damaged, or the bucket cannot be reached.
+    pub fn open_bucket_read_only(address: &str, options: &BucketOptions) -> Result<Self> {
+        Self::from_bucket(address, options, OpenMode::Read)
+    }
+
     /// Uses a store that is open.
     ///
     /// # Errors
@@ -80,6 +114,13 @@ impl DraconisStore {
     ) -> Result<Self> {
         let store = Self::from_store(store.map_err(|error| generic(error.into()))?)?;
         Ok(Self { path: Some(path.to_owned()), ..store })
+    }
+
+    fn from_bucket(address: &str, options: &BucketOptions, mode: OpenMode) -> Result<Self> {
+        let opened = bucket::open_store(address, options, mode, |store| {
+            Ok(Self { path: Some(address.into()), ..Self::from_store(store)? })
+        });
+        opened.map_err(generic)
     }
 
     /// Returns the store below.

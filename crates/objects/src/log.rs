@@ -76,10 +76,10 @@ pub struct Counters {
 
 impl LogWriter {
     /// Creates the writer of a new or existing store.
-    pub fn new(io: CachedDisk, layout: Box<dyn Layout>, tag: u32) -> Self {
+    pub fn new(io: Arc<CachedDisk>, layout: Box<dyn Layout>, tag: u32) -> Self {
         Self {
             segments: SegmentTable::new(io.geometry),
-            io: Arc::new(io),
+            io,
             layout,
             streams: vec![],
             batch: OpenCommit::with_seq(1),

@@ -13,6 +13,7 @@
 //! open the store had. Remains of lost commits, and of lost attempts to open, never pass for new
 //! ones.
 
+pub(crate) mod follow;
 mod replay;
 
 use std::sync::Arc;
@@ -46,6 +47,12 @@ pub(crate) fn empty_core(
     superblock: Superblock,
     cache_bytes: u64,
 ) -> Result<Core> {
+    let io = CachedDisk::new(disk, superblock.geometry, superblock.checksummer(), cache_bytes);
+    empty_core_over(Arc::new(io), superblock, cache_bytes)
+}
+
+/// Creates an empty state over a disk with its cache.
+fn empty_core_over(io: Arc<CachedDisk>, superblock: Superblock, cache_bytes: u64) -> Result<Core> {
     let geometry = superblock.geometry;
     let profile = superblock.profile;
     let summer = superblock.checksummer();
@@ -56,7 +63,6 @@ pub(crate) fn empty_core(
         capacity_bytes: capacity,
     };
     let layout = construct_layout(profile.layout, &site)?;
-    let io = CachedDisk::new(disk, geometry, summer, cache_bytes);
     let mut log = LogWriter::new(io, layout, low_u32(crate::codec::mix_bits(summer.0)));
     log.incarnation = superblock.incarnation;
     let levels = Levels { merge_pairs: merge_pairs(capacity, cache_bytes), ..Levels::default() };
@@ -100,9 +106,11 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
 
 /// Opens a store; a read-only opening writes nothing.
 pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
+    if options.read_only {
+        return follow::open(&disk, options.cache_bytes);
+    }
     let mut lost = vec![];
     let core = open_degraded(disk, options, &mut lost)?;
-    lost.retain(|lost| lost.is_needed || !options.read_only);
     lost.into_iter().next().map_or(Ok(core), |lost| Err(lost.error))
 }
 
@@ -157,18 +165,26 @@ pub(crate) fn load_from_superblock(
     cache_bytes: u64,
     lost: &mut Vec<OpenDamage>,
 ) -> Result<Core> {
-    let mut core = empty_core(disk, superblock, cache_bytes)?;
+    load_state(empty_core(disk, superblock, cache_bytes)?, None, lost).map(|(core, _)| core)
+}
+
+/// Loads the checkpoint into an empty state, and replays the log; for `floor` see [`replay()`].
+/// Returns also the newest commit that the log declares durable.
+fn load_state(
+    mut core: Core,
+    floor: Option<u64>,
+    lost: &mut Vec<OpenDamage>,
+) -> Result<(Core, u64)> {
     let blob = read_checkpoint_record(&core)?;
     load_checkpoint(&mut core, &blob, lost)?;
-    match replay(&mut core, &blob) {
-        Ok(()) => {}
-        Err(error @ Error::Corrupt { .. }) => {
-            lost.push(OpenDamage { error, is_needed: true, is_table: false });
-        }
+    let (gap, durable) = match replay(&mut core, &blob, floor) {
+        Ok(end) => (end.gap, end.durable),
+        Err(error @ Error::Corrupt { .. }) => (Some(error), 0),
         Err(error) => return Err(error),
-    }
+    };
+    lost.extend(gap.map(|error| OpenDamage { error, is_needed: true, is_table: false }));
     core.levels.publish_view();
-    Ok(core)
+    Ok((core, durable))
 }
 
 /// Reads the checkpoint record, from one of its copies.

@@ -1,5 +1,6 @@
 //! The public API of a store.
 
+mod follow;
 mod lock;
 mod snapshot;
 
@@ -67,6 +68,9 @@ pub struct Store {
     pub(crate) kept_bytes: Mutex<u64>,
     /// Held by operations that change parents of objects.
     pub(crate) lineage: Mutex<()>,
+    /// Held while a reader moves on to newer commits.
+    refreshing: Mutex<()>,
+    cache_bytes: u64,
     /// False once no record of a pending deletion is left. Changes under `lineage`.
     pub(crate) has_pending_deletes: AtomicBool,
 }
@@ -95,7 +99,8 @@ impl Store {
         crate::recovery::create(disk, options)
     }
 
-    /// Opens the store on `disk`, after any crash.
+    /// Opens the store on `disk`, after any crash. Another process may write to a store that is
+    /// opened read-only: see [`Store::refresh`].
     ///
     /// # Errors
     /// [`Error::NotAStore`], or [`Error::Corrupt`] if the disk lost or changed durable bytes; never
@@ -109,6 +114,8 @@ impl Store {
             open: Mutex::default(),
             kept_bytes: Mutex::default(),
             lineage: Mutex::default(),
+            refreshing: Mutex::default(),
+            cache_bytes: options.cache_bytes,
             has_pending_deletes: AtomicBool::new(true),
             flusher: Mutex::default(),
             flushed: Condvar::new(),

@@ -397,6 +397,11 @@ impl MountOptions {
             "offset" => self.offset_bytes = Some(parse_size_option("offset", value)?),
             "partition" => self.partition = Some(parse_number_option("partition", value)?),
             "deleted" => self.deleted = true,
+            "follow" => {
+                let why = "a mount does not follow the writer of a disk; mount a later snapshot of \
+                           it (draconis store snapshot)";
+                return Err(unsupported(name, why));
+            }
             "backing" => self.backing.push(parse_text_option("backing", value)?.into()),
             "relatime" | "norelatime" | "nolazytime" => self.access_times = AccessTimes::Relative,
             "noatime" => self.access_times = AccessTimes::Never,

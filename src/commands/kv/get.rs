@@ -9,12 +9,17 @@ use anyhow::bail;
 use clap::Args;
 use draconis_objects::kv::Kv;
 
+use crate::commands::store::follow::{FollowArgs, print_changes};
 use crate::commands::store::open::{open_readable, with_context};
 use crate::text::escape_control_chars;
 
 /// Print the value of a key.
+///
+/// With --follow, a key that does not exist has an empty value.
 #[derive(Debug, Args)]
 pub struct Arguments {
+    #[command(flatten)]
+    follow: FollowArgs,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
     /// Key.
@@ -22,8 +27,13 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let kv = Kv::new(open_readable(&arguments.store)?);
     let key = arguments.key.as_bytes();
+    if let Some(interval) = arguments.follow.follow {
+        return print_changes(&arguments.store, interval, |store| {
+            Ok(Kv::new(store.clone()).get(key)?.unwrap_or_default())
+        });
+    }
+    let kv = Kv::new(open_readable(&arguments.store)?);
     match kv.get(key).map_err(|error| with_context(&arguments.store, error))? {
         Some(value) => {
             let mut out = std::io::stdout().lock();

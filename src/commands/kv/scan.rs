@@ -5,11 +5,14 @@ use std::io::{BufWriter, Write};
 use std::ops::Bound;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
+use draconis_objects::Store;
 use draconis_objects::kv::Kv;
 
 use super::form::TextEncoding;
+use crate::commands::store::follow::{FollowArgs, print_changes};
 use crate::commands::store::open::{open_readable, with_context};
 
 /// List keys and values in key order.
@@ -39,12 +42,38 @@ pub struct Arguments {
     /// Print keys only.
     #[arg(short, long)]
     keys: bool,
+    #[command(flatten)]
+    follow: FollowArgs,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let kv = Kv::new(open_readable(&arguments.store)?);
+    if let Some(interval) = arguments.follow.follow {
+        return print_changes(&arguments.store, interval, |store| {
+            let mut text = vec![];
+            for_each_line(arguments, store, |line| {
+                text.extend_from_slice(line);
+                Ok(())
+            })
+            // Writing to memory cannot fail.
+            .map(|_: std::io::Result<()>| text)
+        });
+    }
+    let store = open_readable(&arguments.store)?;
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    for_each_line(arguments, &store, |line| out.write_all(line))
+        .map_err(|error| with_context(&arguments.store, error))??;
+    out.flush()?;
+    Ok(())
+}
+
+/// Passes the lines of the scan to `write`, until it fails.
+fn for_each_line(
+    arguments: &Arguments,
+    store: &Arc<Store>,
+    mut write: impl FnMut(&[u8]) -> std::io::Result<()>,
+) -> draconis_objects::Result<std::io::Result<()>> {
     let bytes = |text: &std::ffi::OsString| text.clone().into_vec();
     let (from, to) = match &arguments.prefix {
         Some(prefix) => (Bound::Included(bytes(prefix)), prefix_end(prefix.as_bytes())),
@@ -54,14 +83,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         ),
     };
     let range = (from.as_ref().map(Vec::as_slice), to.as_ref().map(Vec::as_slice));
-    let mut pairs = kv.scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&range);
+    let mut pairs = Kv::new(store.clone()).scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&range);
     let form = TextEncoding::from_hex_flag(arguments.hex);
-    let mut out = BufWriter::new(std::io::stdout().lock());
     let mut line = vec![];
     for _ in 0..arguments.limit.unwrap_or(usize::MAX) {
         let next = if arguments.reverse { pairs.next_back() } else { pairs.next() };
         let Some(pair) = next else { break };
-        let (key, value) = pair.map_err(|error| with_context(&arguments.store, error))?;
+        let (key, value) = pair?;
         line.clear();
         form.encode(&key, &mut line);
         if !arguments.keys {
@@ -69,10 +97,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             form.encode(&value, &mut line);
         }
         line.push(b'\n');
-        out.write_all(&line)?;
+        if let Err(error) = write(&line) {
+            return Ok(Err(error));
+        }
     }
-    out.flush()?;
-    Ok(())
+    Ok(Ok(()))
 }
 
 /// Returns the end of the range of keys that begin with `prefix`.

@@ -7,6 +7,7 @@ use clap::Args;
 use draconis_service::store_process::{self, ObjectEntry};
 use serde::Serialize;
 
+use super::follow::{FollowArgs, print_changes};
 use super::open::{self, open_readable, with_context};
 use crate::text::escape_control_chars;
 
@@ -19,32 +20,47 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    follow: FollowArgs,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
+    if let Some(interval) = arguments.follow.follow {
+        return print_changes(device, interval, |store| {
+            let mut text = vec![];
+            // Writing to memory cannot fail.
+            let _ = write_list(&store_process::list_objects(store)?, arguments.json, &mut text);
+            Ok(text)
+        });
+    }
     let list = match open::list_from_store_process(device)? {
         Some(list) => list,
         None => store_process::list_objects(&open_readable(device)?)
             .map_err(|error| with_context(device, error))?,
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    if arguments.json {
+    write_list(&list, arguments.json, &mut out)?;
+    out.flush()?;
+    Ok(())
+}
+
+fn write_list(list: &[ObjectEntry], json: bool, out: &mut impl Write) -> anyhow::Result<()> {
+    if json {
         let all: Vec<ObjectJson> = list.iter().map(ObjectJson::from_entry).collect();
         writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
-    } else {
-        for ObjectJson { object, len_bytes, own_bytes, names, .. } in
-            list.iter().map(ObjectJson::from_entry)
-        {
-            write!(out, "{object}\t{len_bytes}")?;
-            own_bytes.map_or(Ok(()), |own| write!(out, "\t{own}"))?;
-            names.iter().try_for_each(|name| write!(out, "\t{name}"))?;
-            writeln!(out)?;
-        }
+        return Ok(());
     }
-    out.flush()?;
+    for ObjectJson { object, len_bytes, own_bytes, names, .. } in
+        list.iter().map(ObjectJson::from_entry)
+    {
+        write!(out, "{object}\t{len_bytes}")?;
+        own_bytes.map_or(Ok(()), |own| write!(out, "\t{own}"))?;
+        names.iter().try_for_each(|name| write!(out, "\t{name}"))?;
+        writeln!(out)?;
+    }
     Ok(())
 }
 

@@ -31,6 +31,15 @@ pub fn open_readable(device: &Path) -> anyhow::Result<Arc<Store>> {
     stores::open(device, open_disk_shared(device, true)?, true)
 }
 
+/// Opens a store for reading while another process may write it.
+pub fn open_follower(device: &Path) -> anyhow::Result<Arc<Store>> {
+    refuse_output(device, &[])?;
+    match bucket::bucket_url(device) {
+        Some(address) => stores::open(device, bucket::open_readable(address)?, true),
+        None => stores::open_follower(device),
+    }
+}
+
 /// Opens the disk of a store for reading.
 pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     refuse_output(device, &[])?;

@@ -4,27 +4,67 @@
 //! acknowledged, unless a frame declares that the hole was durable. Then the disk lost it, and
 //! opening fails rather than return an older state.
 //! Law 2: frames that may have holes are verified, with their payloads.
+//! Law 3: reading the log changes nothing, so that followers read it without the lock.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use draconis_types::PrivateBuffer;
 
-use crate::Result;
+use crate::cached_disk::CachedDisk;
 use crate::checkpoint_record::CheckpointRecord;
 use crate::codec::{to_u32_saturating, to_usize_saturating};
 use crate::core::Core;
 use crate::entry::{DecodedKey, Entry, Key, decode_key};
 use crate::frame::summary::{SummaryItem, SummaryItems};
 use crate::frame::{FrameHeader, HEADER_BYTES, missing_frame_error};
-use crate::log::StreamPosition;
-use crate::segment_table::SegmentState;
+use crate::log::{Stream, StreamPosition};
+use crate::segment_table::{SegmentState, SegmentTable};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
+use crate::{Error, Result};
 
 /// Search range after a hole for frames that declare its commits durable.
 const GAP_SEARCH_BYTES: u32 = 1 << 20;
 
 /// Segments to search if a whole segment may be lost.
 const GAP_SEARCH_SEGMENTS: usize = 8;
+
+/// Where and how a log is read.
+pub(super) struct LogReader {
+    io: Arc<CachedDisk>,
+    log_incarnation: u64,
+    tag: u32,
+    read_bytes: usize,
+    frame_bytes: usize,
+    /// Newest commit before those to read.
+    seq: u64,
+    places: Vec<StreamPosition>,
+}
+
+/// Whole commits of a log, without a gap.
+pub(super) struct LogTail {
+    commits: Vec<Vec<LogFrame>>,
+    /// Newest commit.
+    pub seq: u64,
+    /// Newest commit that some frame declares durable.
+    pub durable: u64,
+    /// Address of a frame after the gap.
+    behind_gap: Option<u64>,
+}
+
+impl LogTail {
+    /// Returns an error if commits up to `durable` are missing.
+    pub fn check_complete(&self, durable: u64, checkpoint_at: u64) -> Result<()> {
+        if self.seq >= durable {
+            return Ok(());
+        }
+        Err(missing_frame_error(self.behind_gap.unwrap_or(checkpoint_at)))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.commits.is_empty()
+    }
+}
 
 /// A frame of the log.
 struct LogFrame {
@@ -40,17 +80,74 @@ impl LogFrame {
     }
 }
 
-/// Reads the frames of one stream from its position in the checkpoint.
+impl LogReader {
+    /// Returns a reader of the log after the state of `core`.
+    pub fn after(core: &Core) -> Self {
+        let place = |stream: &Stream| (stream.segment, stream.pos, stream.next);
+        Self {
+            io: core.log.io.clone(),
+            log_incarnation: core.checkpoints.superblock.log_incarnation,
+            tag: core.log.tag,
+            read_bytes: core.log.layout.log_read_bytes(),
+            frame_bytes: core.log.layout.frame_bytes(),
+            seq: core.log.batch.seq.saturating_sub(1),
+            places: core.log.streams.iter().map(place).collect(),
+        }
+    }
+
+    /// Reads the whole commits after the reader's position. `table` names the segments in which a
+    /// lost frame's successors are looked for.
+    pub fn read_tail(&self, durable: u64, table: Option<&SegmentTable>) -> Result<LogTail> {
+        let mut found: Vec<LogFrame> = vec![];
+        let mut durable = durable.max(self.seq);
+        for (stream, place) in self.places.iter().enumerate() {
+            durable = durable.max(scan_stream(self, stream, *place, table, &mut found)?);
+        }
+        let mut commits: BTreeMap<u64, Vec<LogFrame>> = BTreeMap::new();
+        for frame in found {
+            if frame.header.seq > self.seq {
+                commits.entry(frame.header.seq).or_default().push(frame);
+            }
+        }
+        let mut tail = LogTail { commits: vec![], seq: self.seq, durable, behind_gap: None };
+        while let Some(mut frames) =
+            commits.remove(&tail.seq.saturating_add(1)).or_else(|| next_after_gap(&mut commits))
+        {
+            frames.sort_by_key(|frame| frame.header.frame_index);
+            let is_numbered =
+                frames.iter().zip(0..).all(|(frame, part)| frame.header.frame_index == part);
+            let is_ended = frames.last().is_some_and(|frame| frame.header.is_last);
+            if (!is_numbered || !is_ended) && !is_fault_injected(InjectedFault::WholeCommits) {
+                break;
+            }
+            if tail.seq >= durable && !is_fault_injected(InjectedFault::VerifiedReplay) {
+                let mut is_whole = true;
+                for frame in &frames {
+                    is_whole &= has_valid_payloads(&self.io, frame)?;
+                }
+                if !is_whole {
+                    break;
+                }
+            }
+            tail.commits.push(frames);
+            tail.seq = tail.seq.saturating_add(1);
+        }
+        tail.behind_gap = commits.values().flatten().map(|frame| frame.header.at).next();
+        Ok(tail)
+    }
+}
+
+/// Reads the frames of one stream from its position.
 fn scan_stream(
-    core: &Core,
+    log: &LogReader,
     stream: usize,
     place: StreamPosition,
+    table: Option<&SegmentTable>,
     out: &mut Vec<LogFrame>,
 ) -> Result<u64> {
-    let geometry = core.checkpoints.superblock.geometry;
+    let geometry = log.io.geometry;
     let (mut segment, mut pos, mut next) = place;
-    let read_bytes = core.log.layout.log_read_bytes();
-    let mut seq = core.log.batch.seq;
+    let mut seq = log.seq.saturating_add(1);
     let mut durable = 0;
     // A stream cannot go through more segments than there are.
     for _ in 0..=geometry.segments {
@@ -58,7 +155,8 @@ fn scan_stream(
         let mut window: Option<(u32, PrivateBuffer)> = None;
         let before = out.len();
         while pos < geometry.segment_bytes {
-            let Some((header, table)) = read_frame_at(core, start, pos, read_bytes, &mut window)?
+            let Some((header, table)) =
+                read_frame_at(log, start, pos, log.read_bytes, &mut window)?
             else {
                 break;
             };
@@ -72,14 +170,12 @@ fn scan_stream(
             out.push(LogFrame { header, stream, segment, table });
         }
         // A later frame may declare the missing one durable.
-        let reach = to_u32_saturating(
-            (GAP_SEARCH_BYTES as usize).max(core.log.layout.frame_bytes()) as u64,
-        );
+        let reach = to_u32_saturating((GAP_SEARCH_BYTES as usize).max(log.frame_bytes) as u64);
         let reach = reach.saturating_add(geometry.page_bytes.saturating_mul(2));
         let end = pos.saturating_add(reach).min(geometry.segment_bytes);
         let mut look = pos.saturating_add(geometry.page_bytes);
         while look < end {
-            if let Some((header, _)) = read_frame_at(core, start, look, read_bytes, &mut window)?
+            if let Some((header, _)) = read_frame_at(log, start, look, log.read_bytes, &mut window)?
                 && header.seq >= seq
             {
                 durable = durable.max(header.durable);
@@ -89,8 +185,9 @@ fn scan_stream(
         if out.len() == before && pos == 0 {
             // A frame that filled its segment held the link to the next one. The stream most likely
             // continued in the next free segments.
-            for next in core.log.segments.free_segments_after(segment).take(GAP_SEARCH_SEGMENTS) {
-                let header = read_frame_at(core, geometry.start_of(next), 0, 0, &mut None)?;
+            let free = table.into_iter().flat_map(|table| table.free_segments_after(segment));
+            for next in free.take(GAP_SEARCH_SEGMENTS) {
+                let header = read_frame_at(log, geometry.start_of(next), 0, 0, &mut None)?;
                 let later = header.map(|(header, _)| header).filter(|header| header.seq >= seq);
                 durable = durable.max(later.map_or(0, |header| header.durable));
             }
@@ -103,13 +200,13 @@ fn scan_stream(
 
 /// Returns the frame at an address, if a whole one of this incarnation is there.
 fn read_frame_at(
-    core: &Core,
+    log: &LogReader,
     start: u64,
     pos: u32,
     read_bytes: usize,
     window: &mut Option<(u32, PrivateBuffer)>,
 ) -> Result<Option<(FrameHeader, Vec<u8>)>> {
-    let geometry = core.checkpoints.superblock.geometry;
+    let geometry = log.io.geometry;
     let at = start.saturating_add(u64::from(pos));
     let room = geometry.segment_bytes.saturating_sub(pos) as usize;
     let mut wanted = (geometry.page_bytes as usize).max(HEADER_BYTES);
@@ -121,14 +218,14 @@ fn read_frame_at(
         if !is_held {
             let len =
                 wanted.max(read_bytes).min(room).next_multiple_of(geometry.page_bytes as usize);
-            *window = Some((pos, core.log.io.read_pages_in_parts(at, len)?));
+            *window = Some((pos, log.io.read_pages_in_parts(at, len)?));
         }
         let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
         let bytes = bytes.get(pos.saturating_sub(*from) as usize..).unwrap_or_default();
-        let Some(header) = FrameHeader::decode_header(bytes, at, core.log.tag, room as u64) else {
+        let Some(header) = FrameHeader::decode_header(bytes, at, log.tag, room as u64) else {
             return Ok(None);
         };
-        let is_ours = header.incarnation == core.checkpoints.superblock.log_incarnation
+        let is_ours = header.incarnation == log.log_incarnation
             && (header.len).is_multiple_of(geometry.page_bytes);
         if !is_ours {
             return Ok(None);
@@ -139,18 +236,16 @@ fn read_frame_at(
             continue;
         };
         return Ok(header
-            .has_valid_checksum(bytes, table, core.log.io.summer)
+            .has_valid_checksum(bytes, table, log.io.summer)
             .then(|| (header, table.to_vec())));
     }
     Ok(None)
 }
 
 /// Verifies all payloads of a frame.
-fn has_valid_payloads(core: &Core, found: &LogFrame) -> Result<bool> {
-    let page = core.checkpoints.superblock.geometry.page_bytes as usize;
-    let bytes = core
-        .log
-        .io
+fn has_valid_payloads(io: &CachedDisk, found: &LogFrame) -> Result<bool> {
+    let page = io.geometry.page_bytes as usize;
+    let bytes = io
         .read_pages_uncached(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
     for item in found.items() {
         let Ok(item) = item else { return Ok(false) };
@@ -159,7 +254,7 @@ fn has_valid_payloads(core: &Core, found: &LogFrame) -> Result<bool> {
                 bytes.get(to_usize_saturating(from)..)?.get(..data.stored as usize)
             });
             let Some(stored) = within else { return Ok(false) };
-            if core.log.io.verify_payload(&data, stored).is_err() {
+            if io.verify_payload(&data, stored).is_err() {
                 return Ok(false);
             }
         }
@@ -167,45 +262,20 @@ fn has_valid_payloads(core: &Core, found: &LogFrame) -> Result<bool> {
     Ok(true)
 }
 
-/// Replays the log after the checkpoint.
-pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
-    let mut found: Vec<LogFrame> = vec![];
-    let mut durable = blob.own_seq;
-    for (stream, place) in blob.places.iter().enumerate() {
-        durable = durable.max(scan_stream(core, stream, *place, &mut found)?);
-    }
-    let mut commits: BTreeMap<u64, Vec<LogFrame>> = BTreeMap::new();
-    for frame in found {
-        if frame.header.seq > blob.seq {
-            commits.entry(frame.header.seq).or_default().push(frame);
-        }
-    }
-    let mut seq = blob.seq;
-    while let Some(mut frames) =
-        commits.remove(&seq.saturating_add(1)).or_else(|| next_after_gap(&mut commits))
-    {
-        frames.sort_by_key(|frame| frame.header.frame_index);
-        let is_numbered =
-            frames.iter().zip(0..).all(|(frame, part)| frame.header.frame_index == part);
-        let is_ended = frames.last().is_some_and(|frame| frame.header.is_last);
-        if (!is_numbered || !is_ended) && !is_fault_injected(InjectedFault::WholeCommits) {
-            break;
-        }
-        if seq >= durable && !is_fault_injected(InjectedFault::VerifiedReplay) {
-            let mut is_whole = true;
-            for frame in &frames {
-                is_whole &= has_valid_payloads(core, frame)?;
-            }
-            if !is_whole {
-                break;
-            }
-        }
-        replay_commit(core, frames)?;
-        seq = seq.saturating_add(1);
-    }
-    if seq < durable {
-        let at = commits.values().flatten().map(|frame| frame.header.at).next();
-        return Err(missing_frame_error(at.unwrap_or(core.checkpoints.superblock.checkpoint.at)));
+/// Replays the log after the checkpoint. If `floor` is set, commits after it may be missing,
+/// though a frame declares them durable: a writer wrote them while the log was read.
+pub(super) fn replay(
+    core: &mut Core,
+    blob: &CheckpointRecord,
+    floor: Option<u64>,
+) -> Result<ReplayEnd> {
+    let tail = LogReader::after(core).read_tail(blob.own_seq, Some(&core.log.segments))?;
+    let (seq, durable) = (tail.seq, tail.durable);
+    let checkpoint_at = core.checkpoints.superblock.checkpoint.at;
+    let gap = tail.check_complete(floor.unwrap_or(durable), checkpoint_at).err();
+    apply_tail(core, tail)?;
+    if let Some(gap) = gap {
+        return Ok(ReplayEnd { durable, gap: Some(gap) });
     }
     core.log.batch.seq = seq.saturating_add(1);
     core.log.sent.mark_recovered(seq);
@@ -220,6 +290,28 @@ pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
             core.log.segments.reopen(number);
         }
     }
+    Ok(ReplayEnd { durable, gap: None })
+}
+
+/// Result of a replay.
+pub(super) struct ReplayEnd {
+    /// Newest commit that some frame declares durable.
+    pub durable: u64,
+    /// Error for durable commits that are missing.
+    pub gap: Option<Error>,
+}
+
+/// Applies commits to the state that they follow.
+fn apply_tail(core: &mut Core, tail: LogTail) -> Result<()> {
+    tail.commits.into_iter().try_for_each(|frames| replay_commit(core, frames))
+}
+
+/// Applies commits to the state of a reader, which `log` was read for.
+pub(super) fn follow_tail(core: &mut Core, tail: LogTail) -> Result<()> {
+    let seq = tail.seq;
+    apply_tail(core, tail)?;
+    core.log.batch.seq = seq.saturating_add(1);
+    core.log.sent.mark_recovered(seq);
     Ok(())
 }
 
