@@ -1,0 +1,111 @@
+//! Stores in files of a temporary directory, and connections to databases in them.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+use draconis_access::{NewStore, Store};
+use draconis_objects::LayoutKind;
+use rusqlite::auto_extension::{RawAutoExtension, register_auto_extension};
+use rusqlite::{Connection, OpenFlags};
+
+/// Registers the file system with the SQLite that is linked into the test.
+pub fn register() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: both types are SQLite's type of an entry point, and the function is one.
+        unsafe {
+            let entry = draconis_sqlite::draconis_sqlite_auto_init as *const ();
+            register_auto_extension(std::mem::transmute::<*const (), RawAutoExtension>(entry))
+                .unwrap();
+        }
+        Connection::open_in_memory().unwrap();
+    });
+}
+
+/// A store in a file.
+pub struct TestStore {
+    pub dir: tempfile::TempDir,
+    pub file: PathBuf,
+}
+
+impl TestStore {
+    pub fn create(len_bytes: u64) -> Self {
+        register();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("things.store");
+        let new = NewStore {
+            len_bytes: Some(len_bytes),
+            layout: Some(LayoutKind::Cow),
+            sparse: true,
+            ..NewStore::default()
+        };
+        Store::create(&file, &new).unwrap();
+        Self { dir, file }
+    }
+
+    pub fn uri(&self, name: &str) -> String {
+        uri(&self.file, name)
+    }
+
+    pub fn open(&self, name: &str) -> Connection {
+        Connection::open(self.uri(name)).unwrap()
+    }
+
+    /// Fails if a check of the store finds damage, or if anything is left of a transaction.
+    pub fn check(&self) {
+        let report = Store::check(&self.file).unwrap();
+        assert!(report.is_clean(), "{:?}", report.damage);
+        let store = Store::open(&self.file).unwrap();
+        let names = store.names().unwrap();
+        assert!(names.iter().all(|(name, _)| !name.contains(&b'~')), "{names:?}");
+        let named: std::collections::BTreeSet<_> = names.iter().map(|(_, id)| *id).collect();
+        let all = store.list().unwrap();
+        assert!(all.iter().all(|(id, _)| named.contains(id)), "{all:?} beside {names:?}");
+        assert_eq!(store.count_keys().unwrap(), 0);
+    }
+}
+
+pub fn uri(store: &Path, name: &str) -> String {
+    format!("file:{name}?vfs=draconis&store={}", store.display())
+}
+
+pub fn open_read_only(uri: &str) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+    Connection::open_with_flags(uri, flags)
+}
+
+pub fn text(connection: &Connection, sql: &str) -> String {
+    connection
+        .query_row(sql, [], |row| {
+            Ok(match row.get_ref(0)? {
+                rusqlite::types::ValueRef::Null => "NULL".into(),
+                rusqlite::types::ValueRef::Integer(number) => number.to_string(),
+                rusqlite::types::ValueRef::Real(number) => number.to_string(),
+                other => String::from_utf8_lossy(other.as_bytes().unwrap()).into_owned(),
+            })
+        })
+        .unwrap_or_else(|error| panic!("{sql}: {error}"))
+}
+
+pub fn integrity(connection: &Connection) {
+    assert_eq!(text(connection, "PRAGMA integrity_check"), "ok");
+}
+
+/// A generator of numbers from a seed.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
