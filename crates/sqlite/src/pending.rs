@@ -239,6 +239,17 @@ impl Pending {
         }
     }
 
+    /// Returns a group with one of the changes, for tests.
+    pub fn one_extent(&self) -> Group {
+        let mut group = Group::new();
+        if let (Some(id), None, Some((at, bytes))) =
+            (self.committed.object, self.staging, self.extents.last_key_value())
+        {
+            group.write(id, *at, bytes);
+        }
+        group
+    }
+
     /// Returns true if all is as committed, as after a rollback.
     pub fn is_unchanged(&self, store: &Store) -> Result<bool> {
         if self.staging.is_some() || self.len != self.committed.len {

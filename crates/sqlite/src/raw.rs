@@ -137,54 +137,29 @@ impl Api {
     /// `table` is a `sqlite3_api_routines` of SQLite 3.32 or newer, or a prefix of it up to
     /// `libversion_number` of an older one, which is refused.
     unsafe fn read(table: *const *const c_void) -> Option<Self> {
+        /// # Safety
+        /// `F` is the type of the function in the slot.
+        unsafe fn slot<F: Copy>(table: *const *const c_void, index: usize) -> F {
+            const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
+            // SAFETY: as the caller promises.
+            unsafe { std::mem::transmute_copy(&*table.add(index)) }
+        }
         // SAFETY: each slot has a function of the type of the field, and the table is that long
         // in the versions that the first of them lets through.
         unsafe {
-            let slot = |index: usize| *table.add(index);
             let libversion_number: unsafe extern "C" fn() -> c_int =
-                std::mem::transmute(slot(slots::LIBVERSION_NUMBER));
+                slot(table, slots::LIBVERSION_NUMBER);
             if libversion_number() < MIN_VERSION {
                 return None;
             }
             Some(Self {
-                result_text: std::mem::transmute::<
-                    *const c_void,
-                    unsafe extern "C" fn(*mut c_void, *const c_char, c_int, isize),
-                >(slot(slots::RESULT_TEXT)),
-                vfs_find: std::mem::transmute::<
-                    *const c_void,
-                    unsafe extern "C" fn(*const c_char) -> *mut Vfs,
-                >(slot(slots::VFS_FIND)),
-                vfs_register: std::mem::transmute::<
-                    *const c_void,
-                    unsafe extern "C" fn(*mut Vfs, c_int) -> c_int,
-                >(slot(slots::VFS_REGISTER)),
-                create_function: std::mem::transmute::<
-                    *const c_void,
-                    unsafe extern "C" fn(
-                        *mut c_void,
-                        *const c_char,
-                        c_int,
-                        c_int,
-                        *mut c_void,
-                        Option<ScalarFunction>,
-                        *const c_void,
-                        *const c_void,
-                        *const c_void,
-                    ) -> c_int,
-                >(slot(slots::CREATE_FUNCTION_V2)),
-                log: std::mem::transmute::<
-                    *const c_void,
-                    unsafe extern "C" fn(c_int, *const c_char, ...),
-                >(slot(slots::LOG)),
-                uri_parameter: std::mem::transmute::<
-                    *const c_void,
-                    unsafe extern "C" fn(*const c_char, *const c_char) -> *const c_char,
-                >(slot(slots::URI_PARAMETER)),
-                malloc64: std::mem::transmute::<
-                    *const c_void,
-                    unsafe extern "C" fn(u64) -> *mut c_void,
-                >(slot(slots::MALLOC64)),
+                result_text: slot(table, slots::RESULT_TEXT),
+                vfs_find: slot(table, slots::VFS_FIND),
+                vfs_register: slot(table, slots::VFS_REGISTER),
+                create_function: slot(table, slots::CREATE_FUNCTION_V2),
+                log: slot(table, slots::LOG),
+                uri_parameter: slot(table, slots::URI_PARAMETER),
+                malloc64: slot(table, slots::MALLOC64),
             })
         }
     }
@@ -270,13 +245,12 @@ pub(crate) unsafe fn register(db: *mut c_void, table: *const *const c_void) -> R
                 randomness: default.randomness.map(|_| randomness as _),
                 sleep: default.sleep.map(|_| sleep as _),
                 current_time: default.current_time.map(|_| current_time as _),
-                last_error: None,
+                last_error: Some(last_error),
                 current_time_i64: match default.version {
                     2.. => default.current_time_i64.map(|_| current_time_i64 as _),
                     _ => None,
                 },
             }));
-            vfs.last_error = Some(last_error);
             if (api.vfs_register)(vfs, 0) != codes::OK {
                 return refused("SQLite refused the file system");
             }
@@ -475,9 +449,9 @@ macro_rules! forward {
 
 forward! {
     dl_open(name: *const c_char) -> *mut c_void, ptr::null_mut();
-    dl_error(bytes: c_int, out: *mut c_char) -> (), ();
+    dl_error(bytes: c_int, out: *mut c_char) -> (), Default::default();
     dl_sym(library: *mut c_void, name: *const c_char) -> *mut c_void, ptr::null_mut();
-    dl_close(library: *mut c_void) -> (), ();
+    dl_close(library: *mut c_void) -> (), Default::default();
     randomness(bytes: c_int, out: *mut c_char) -> c_int, 0;
     sleep(microseconds: c_int) -> c_int, 0;
     current_time(out: *mut f64) -> c_int, codes::ERROR;
@@ -687,5 +661,35 @@ mod loadable {
     ) -> c_int {
         // SAFETY: SQLite calls.
         unsafe { sqlite3_draconissqlite_init(db, message, table) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use rusqlite::ffi;
+
+    use super::*;
+
+    /// The structures beside those that were generated from SQLite's header.
+    #[test]
+    fn structures_are_those_of_sqlite() {
+        macro_rules! same {
+            ($own:ty, $theirs:ty, $($field:ident $name:ident),*) => {
+                $(assert_eq!(offset_of!($own, $field), offset_of!($theirs, $name));)*
+            };
+        }
+        same!(Vfs, ffi::sqlite3_vfs, file_bytes szOsFile, max_path_bytes mxPathname, name zName,
+            open xOpen, full_pathname xFullPathname, dl_open xDlOpen, randomness xRandomness,
+            current_time xCurrentTime, last_error xGetLastError,
+            current_time_i64 xCurrentTimeInt64);
+        same!(IoMethods, ffi::sqlite3_io_methods, close xClose, sync xSync, lock xLock,
+            file_control xFileControl, device_characteristics xDeviceCharacteristics);
+        assert_eq!(codes::OPEN_SUPER_JOURNAL, ffi::SQLITE_OPEN_SUPER_JOURNAL);
+        assert_eq!(codes::IOERR_BEGIN_ATOMIC, ffi::SQLITE_IOERR_BEGIN_ATOMIC);
+        assert_eq!(codes::IOERR_DATA, ffi::SQLITE_IOERR_DATA);
+        assert_eq!(codes::FCNTL_ROLLBACK_ATOMIC_WRITE, ffi::SQLITE_FCNTL_ROLLBACK_ATOMIC_WRITE);
+        assert_eq!(codes::IOCAP_BATCH_ATOMIC, ffi::SQLITE_IOCAP_BATCH_ATOMIC);
     }
 }

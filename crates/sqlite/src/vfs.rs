@@ -331,7 +331,9 @@ impl File for DatabaseFile {
     fn control(&mut self, control: Control<'_>) -> Result<Answer> {
         match control {
             Control::Sync(super_journal) => self.commit(super_journal)?,
+            // A shrunk database is truncated after the commit.
             Control::CommitPhaseTwo => {
+                self.commit(None)?;
                 if let Some(OpenDatabase { database, store }) = &self.open {
                     database.finish_commit(store);
                 }

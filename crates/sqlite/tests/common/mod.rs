@@ -7,6 +7,7 @@ use std::sync::Once;
 
 use draconis_access::{NewStore, Store};
 use draconis_objects::LayoutKind;
+use draconis_sqlite::{SharedStore, share_store};
 use rusqlite::auto_extension::{RawAutoExtension, register_auto_extension};
 use rusqlite::{Connection, OpenFlags};
 
@@ -108,4 +109,46 @@ impl Random {
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
+}
+
+/// Creates a store on an empty disk of zeros.
+pub fn create_on(disk: std::sync::Arc<dyn draconis_device::Disk>) {
+    let layout = LayoutKind::Cow;
+    let profile = draconis_objects::Profile {
+        layout,
+        page_bytes: 4096,
+        segment_bytes: 128 << 10,
+        queue_depth: 8,
+    };
+    let options = draconis_objects::CreateOptions { profile, id: 1 };
+    draconis_objects::Store::create(disk, &options).unwrap();
+}
+
+/// Opens the store on a disk under a name.
+pub fn share(name: &str, disk: std::sync::Arc<dyn draconis_device::Disk>) -> SharedStore {
+    register();
+    let options = draconis_objects::OpenOptions { cache_bytes: 1 << 20, read_only: false };
+    let store = draconis_objects::Store::open(disk, &options).unwrap();
+    share_store(Path::new(name), store).unwrap()
+}
+
+/// Returns all rows of the tables `t`, `u`, .. of a database, or the error.
+pub fn dump(connection: &Connection, schema: &str) -> String {
+    let list = format!(
+        "SELECT coalesce(group_concat(name, ' '), '') FROM
+         (SELECT name FROM {schema}.sqlite_schema WHERE type = 'table' ORDER BY name)"
+    );
+    let tables = match connection.query_row(&list, [], |row| row.get::<_, String>(0)) {
+        Ok(tables) => tables,
+        Err(error) => return error.to_string(),
+    };
+    let rows = |table: &str| {
+        let sql = format!(
+            "SELECT count(*) || '/' || coalesce(group_concat(a || ':' || b, ' '), '')
+             FROM (SELECT a, b FROM {schema}.{table} ORDER BY a)"
+        );
+        let rows = connection.query_row(&sql, [], |row| row.get::<_, String>(0));
+        format!("{table}={}", rows.unwrap_or_else(|error| error.to_string()))
+    };
+    tables.split_whitespace().map(rows).collect::<Vec<_>>().join(";")
 }
