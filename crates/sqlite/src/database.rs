@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use draconis_access::store_disk::parse_disk_name;
 use draconis_objects::{Group, Ticket};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -40,6 +41,8 @@ pub(crate) struct Database {
 #[derive(Debug, Default)]
 struct State {
     committed: Committed,
+    /// True once `committed` was looked up.
+    is_known: bool,
     locks: LockTable,
     /// Changes of the connection that has reserved the database.
     pending: Option<Pending>,
@@ -155,10 +158,17 @@ impl Database {
     /// Looks the database up in the store, unless it is in use; returns true if it exists.
     pub fn refresh(&self, store: &OpenStore) -> Result<bool> {
         let mut state = self.state.lock();
-        if state.locks.is_free() {
-            self.find_committed(&mut state, store)?;
-        }
+        self.find_if_changed(&mut state, store)?;
         Ok(state.committed.object.is_some())
+    }
+
+    /// Looks the database up if another user of the store may have changed it.
+    fn find_if_changed(&self, state: &mut State, store: &OpenStore) -> Result<()> {
+        let may_have_changed = !state.is_known || !store.is_owned;
+        match may_have_changed && state.locks.is_free() {
+            true => self.find_committed(state, store),
+            false => Ok(()),
+        }
     }
 
     fn find_committed(&self, state: &mut State, store: &OpenStore) -> Result<()> {
@@ -167,15 +177,13 @@ impl Database {
             Ok(Committed { object, len })
         });
         let failed = |error| Failure::of_store(&store.path, error, codes::IOERR_READ);
-        state.committed = found.map_err(failed)?;
+        (state.committed, state.is_known) = (found.map_err(failed)?, true);
         Ok(())
     }
 
     pub fn lock(&self, store: &OpenStore, held: &mut LockLevel, wanted: LockLevel) -> Result<()> {
         let mut state = self.state.lock();
-        if state.locks.is_free() {
-            self.find_committed(&mut state, store)?;
-        }
+        self.find_if_changed(&mut state, store)?;
         match state.locks.raise(held, wanted) {
             true => Ok(()),
             false => Err(Failure::busy()),
@@ -362,6 +370,7 @@ impl Database {
             let why = format!("{}: a snapshot is of a committed state: commit first", self.name);
             return Err(Failure::new(codes::BUSY, why));
         }
+        parse_disk_name(snapshot).map_err(|why| Failure::new(codes::ERROR, why))?;
         let taken = store.store.take_snapshot(self.name.as_bytes(), snapshot.as_bytes());
         self.find_committed(&mut state, store)?;
         taken.map_err(|error| Failure::of_store(&store.path, error, codes::ERROR))

@@ -32,7 +32,7 @@ pub(crate) struct OpenStore {
     pub super_journals: SuperJournals,
     databases: Mutex<HashMap<String, Weak<Database>>>,
     /// False if the caller of [`share_store`] opened it.
-    is_owned: bool,
+    pub is_owned: bool,
 }
 
 impl fmt::Debug for OpenStore {

@@ -158,6 +158,8 @@ struct DatabaseFile {
     may_create: bool,
     /// `None` while another process has the store open.
     open: Option<OpenDatabase>,
+    /// True once a message said so.
+    is_busy_reported: bool,
     level: LockLevel,
     /// Commit that is not known to be durable.
     unsynced: Option<Ticket>,
@@ -181,6 +183,7 @@ impl DatabaseFile {
             is_read_only,
             may_create: flags & codes::OPEN_CREATE != 0,
             open: None,
+            is_busy_reported: false,
             level: LockLevel::None,
             unsynced: None,
         };
@@ -194,7 +197,11 @@ impl DatabaseFile {
 
     fn open_database(&mut self) -> Result<&OpenDatabase> {
         if self.open.is_none() {
-            let store = StoreUse::open(&self.name.store, self.is_read_only)?;
+            let opened = StoreUse::open(&self.name.store, self.is_read_only);
+            let store = opened.map_err(|failure| match failure.code {
+                codes::BUSY if self.is_busy_reported => Failure::busy(),
+                _ => failure,
+            })?;
             let database = store.database(&self.name.object);
             if !database.refresh(&store)? && !self.may_create {
                 let why = format!(
@@ -311,7 +318,10 @@ impl File for DatabaseFile {
     }
 
     fn lock(&mut self, wanted: LockLevel) -> Result<()> {
-        self.open_database()?;
+        if let Err(failure) = self.open_database() {
+            self.is_busy_reported |= failure.code == codes::BUSY;
+            return Err(failure);
+        }
         let Some(OpenDatabase { database, store }) = &self.open else {
             return Err(Failure::busy());
         };

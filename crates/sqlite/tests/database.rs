@@ -283,7 +283,7 @@ fn readers_see_committed_pages_only() {
 #[test]
 fn threads_write_without_losing_a_change() {
     const THREADS: usize = 4;
-    const CHANGES: usize = 40;
+    const CHANGES: usize = 20;
     let test = TestStore::create(64 << 20);
     test.open("app.db")
         .execute_batch(
@@ -333,9 +333,9 @@ fn snapshots_stay_as_they_are() {
     app.execute_batch("CREATE TABLE t(a); INSERT INTO t VALUES ('monday')").unwrap();
     assert_eq!(text(&app, "PRAGMA draconis_snapshot = 'mon'"), "app.db@mon");
     let snapshot = test.open("app.db@mon");
-    for nth in 0..300 {
-        app.execute("INSERT INTO t VALUES (randomblob(?1))", [nth * 10]).unwrap();
-        if nth % 100 == 0 {
+    for nth in 0..60 {
+        app.execute("INSERT INTO t VALUES (randomblob(?1))", [nth * 50]).unwrap();
+        if nth % 20 == 0 {
             assert_eq!(text(&snapshot, "SELECT group_concat(a) FROM t"), "monday");
         }
     }
