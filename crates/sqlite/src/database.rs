@@ -26,6 +26,7 @@ use crate::error::{Failure, Result};
 use crate::journal::Journal;
 use crate::locks::{LockLevel, LockTable};
 use crate::open_store::OpenStore;
+use crate::page_cache::PageCache;
 use crate::pending::{Change, Committed, Pending, join_hidden_parent, read_object};
 
 /// True in tests that must find that a commit is not one group.
@@ -36,6 +37,7 @@ pub(crate) static SPLIT_COMMITS: AtomicBool = AtomicBool::new(false);
 pub(crate) struct Database {
     pub name: String,
     state: Mutex<State>,
+    cache: PageCache,
 }
 
 #[derive(Debug, Default)]
@@ -60,8 +62,11 @@ impl State {
         self.journals.iter().filter_map(Weak::upgrade).collect()
     }
 
-    fn finish(&mut self, change: Change) {
+    fn finish(&mut self, change: Change, cache: &PageCache) {
         self.committed = change.committed;
+        if let Some(pending) = &self.pending {
+            pending.update_cache(cache);
+        }
         self.hidden_parents.extend(change.hidden_parent);
         (self.pending, self.gathered_in, self.is_rolling_back) = (None, None, false);
     }
@@ -107,9 +112,9 @@ impl SuperJournals {
             })
             .collect();
         let submitted = submit(store, group);
-        for ((_, state), change) in states.iter_mut().zip(changes) {
+        for ((database, state), change) in states.iter_mut().zip(changes) {
             match (&submitted, change) {
-                (Ok(_), Some(change)) => state.finish(change),
+                (Ok(_), Some(change)) => state.finish(change, &database.cache),
                 (Ok(_), None) => state.gathered_in = None,
                 (Err(_), _) => state.is_rolling_back = true,
             }
@@ -152,7 +157,7 @@ pub(crate) fn wait(store: &OpenStore, ticket: Option<Ticket>) -> Result<()> {
 
 impl Database {
     pub fn new(name: String) -> Self {
-        Self { name, state: Mutex::default() }
+        Self { name, state: Mutex::default(), cache: PageCache::default() }
     }
 
     /// Looks the database up in the store, unless it is in use; returns true if it exists.
@@ -177,7 +182,11 @@ impl Database {
             Ok(Committed { object, len })
         });
         let failed = |error| Failure::of_store(&store.path, error, codes::IOERR_READ);
-        (state.committed, state.is_known) = (found.map_err(failed)?, true);
+        let found = found.map_err(failed)?;
+        if found != state.committed {
+            self.cache.clear();
+        }
+        (state.committed, state.is_known) = (found, true);
         Ok(())
     }
 
@@ -249,13 +258,37 @@ impl Database {
         let read = match &state.pending {
             Some(pending) if held > LockLevel::Shared => pending.read(&store.store, at, into),
             _ => {
-                let Committed { object, len } = state.committed;
+                let committed = state.committed;
                 drop(state);
-                let visible = usize::try_from(len.saturating_sub(at)).unwrap_or(usize::MAX);
-                read_object(&store.store, object, (at, len), into).map(|()| visible.min(into.len()))
+                self.read_committed(store, committed, at, into)
             }
         };
         read.map_err(|error| Failure::of_store(&store.path, error, codes::IOERR_READ))
+    }
+
+    fn read_committed(
+        &self,
+        store: &OpenStore,
+        Committed { object, len }: Committed,
+        at: u64,
+        into: &mut [u8],
+    ) -> draconis_objects::Result<usize> {
+        let visible = usize::try_from(len.saturating_sub(at)).unwrap_or(usize::MAX);
+        if self.cache.read(at, into) {
+            return Ok(into.len());
+        }
+        let planned = self.cache.plan_read(at, into.len()).filter(|_| visible >= into.len());
+        if let Some(planned) = planned {
+            let mut pages = vec![0; planned.min(visible)];
+            read_object(&store.store, object, (at, len), &mut pages)?;
+            self.cache.insert(at, &pages);
+            if let Some(page) = pages.get(..into.len()) {
+                into.copy_from_slice(page);
+            }
+            return Ok(into.len());
+        }
+        read_object(&store.store, object, (at, len), into)?;
+        Ok(visible.min(into.len()))
     }
 
     /// Changes the pending state of the writer.
@@ -318,7 +351,7 @@ impl Database {
         let change = pending.add_to(&mut group, &store.store, &self.name);
         match submit(store, group) {
             Ok(ticket) => {
-                state.finish(change);
+                state.finish(change, &self.cache);
                 Ok(ticket)
             }
             Err(failure) => {

@@ -58,6 +58,7 @@ mod journal;
 mod locks;
 mod name;
 mod open_store;
+mod page_cache;
 mod pending;
 #[allow(unsafe_code, reason = "the C interface")]
 mod raw;

@@ -184,7 +184,7 @@ pub(crate) fn is_shared(path: &Path) -> bool {
 }
 
 /// Makes a store that is open available under `name`, as the parameter `store` of a database name.
-/// Drop the guard once all connections are closed.
+/// Drop the guard once all connections are closed. Only SQLite may change its databases meanwhile.
 ///
 /// # Errors
 /// The name is in use, or the store is damaged or full.

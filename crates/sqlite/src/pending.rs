@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use draconis_objects::{Error, Group, LifetimeHint, ObjectId, Result, Store};
 
+use crate::page_cache::PageCache;
+
 /// Longest write of a group that adjacent pages are joined to: the longest payload of a store.
 const MAX_WRITE_BYTES: usize = 128 << 10;
 
@@ -237,6 +239,15 @@ impl Pending {
             committed: Committed { object: Some(id), len: self.len },
             hidden_parent: hidden_parent.map(|(_, name)| name),
         }
+    }
+
+    /// Brings a cache of the committed state up to date, once the changes are committed.
+    pub fn update_cache(&self, cache: &PageCache) {
+        if self.staging.is_some() || self.visible_len < self.stored_len {
+            cache.clear();
+            return;
+        }
+        self.extents.iter().for_each(|(at, bytes)| cache.replace(*at, bytes));
     }
 
     /// Returns a group with one of the changes, for tests.
