@@ -1,7 +1,7 @@
 //! Commits, bulk loads and reads beside SQLite on files, in one run on one file system:
 //!
 //! ```sh
-//! cargo run --release -p draconis-sqlite --example commits -- DIRECTORY
+//! cargo run --release -p draconis-sqlite --example commits -- DIRECTORY [WORKLOAD]
 //! ```
 
 use std::path::Path;
@@ -102,6 +102,8 @@ fn scan(db: &Connection, _: usize) -> rusqlite::Result<f64> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = std::env::args().nth(1).expect("a directory on the file system to measure");
+    // Reads need the table of the bulk load.
+    let wanted = std::env::args().nth(2);
     let dir = tempfile::tempdir_in(Path::new(&dir))?;
     // SAFETY: both types are SQLite's type of an entry point, and the function is one.
     unsafe {
@@ -142,6 +144,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("point reads in a transaction", reads_in_transaction),
         ("rows of a scan", scan),
     ] {
+        if wanted.as_ref().is_some_and(|wanted| !name.contains(wanted)) {
+            continue;
+        }
         let mut rates = [const { vec![] }; 3];
         // In turn, so that all see the same load of the machine.
         for round in 0..ROUNDS {
