@@ -106,12 +106,24 @@ impl PageCache {
 
     /// Replaces a part that was committed.
     pub fn replace(&self, at: u64, bytes: &[u8]) {
-        let page_bytes = self.page_bytes.load(Ordering::Relaxed);
-        if bytes.len() != page_bytes || !at.is_multiple_of(page_bytes as u64) {
-            self.clear();
-        } else {
+        self.remove(at, bytes.len());
+        if self.is_page(at, bytes.len()) {
             self.insert(at, bytes);
         }
+    }
+
+    /// Removes a part that was committed.
+    pub fn remove(&self, at: u64, len: usize) {
+        match self.is_page(at, len) {
+            true => {
+                self.pages.remove(&at);
+            }
+            false => self.clear(),
+        }
+    }
+
+    fn is_page(&self, at: u64, len: usize) -> bool {
+        len == self.page_bytes.load(Ordering::Relaxed) && at.is_multiple_of(len as u64)
     }
 }
 
@@ -131,6 +143,8 @@ mod tests {
         assert!(!cache.read(8192, &mut four) && !cache.read(4094, &mut four));
         cache.replace(4096, &[4; 4096]);
         assert!(cache.read(8188, &mut four) && four == [4; 4]);
+        cache.remove(4096, 4096);
+        assert!(!cache.read(4096, &mut four) && cache.read(0, &mut four));
         // Pages of another length.
         cache.replace(0, &[5; 512]);
         assert!(!cache.read(0, &mut four));

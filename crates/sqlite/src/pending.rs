@@ -22,6 +22,9 @@ use crate::page_cache::PageCache;
 /// Longest write of a group that adjacent pages are joined to: the longest payload of a store.
 const MAX_WRITE_BYTES: usize = 128 << 10;
 
+/// Longest commit whose pages enter the cache.
+const MAX_CACHED_COMMIT_BYTES: usize = 4 << 20;
+
 /// Bytes of a transaction that are kept in memory.
 pub(crate) static MEMORY_LIMIT: AtomicUsize = AtomicUsize::new(32 << 20);
 
@@ -247,7 +250,12 @@ impl Pending {
             cache.clear();
             return;
         }
-        self.extents.iter().for_each(|(at, bytes)| cache.replace(*at, bytes));
+        // Pages of a bulk load would only push others out.
+        let is_long = self.bytes > MAX_CACHED_COMMIT_BYTES;
+        self.extents.iter().for_each(|(at, bytes)| match is_long {
+            true => cache.remove(*at, bytes.len()),
+            false => cache.replace(*at, bytes),
+        });
     }
 
     /// Returns a group with one of the changes, for tests.
