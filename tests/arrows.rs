@@ -198,6 +198,7 @@ const FILES_WITH_UNSAFE: &[&str] = &[
     "crates/service/src/loop_device.rs",
     "crates/capi/src/raw.rs",
     "crates/sqlite/src/raw.rs",
+    "crates/sqlite/tests/common/mod.rs",
     "lab/peers/src/cxx.rs",
     "lab/peers/src/lmdb.rs",
     "lab/peers/src/mapping.rs",

@@ -4,11 +4,13 @@
 //! cargo run --release -p draconis-sqlite --example commits -- DIRECTORY [WORKLOAD]
 //! ```
 
+#[path = "../tests/common/mod.rs"]
+mod common;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use draconis_access::{NewStore, Store};
-use rusqlite::auto_extension::{RawAutoExtension, register_auto_extension};
 use rusqlite::{Connection, params};
 
 const STORE_BYTES: u64 = 2 << 30;
@@ -105,13 +107,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Reads need the table of the bulk load.
     let wanted = std::env::args().nth(2);
     let dir = tempfile::tempdir_in(Path::new(&dir))?;
-    // SAFETY: both types are SQLite's type of an entry point, and the function is one.
-    unsafe {
-        let entry = draconis_sqlite::draconis_sqlite_auto_init as *const ();
-        register_auto_extension(std::mem::transmute::<*const (), RawAutoExtension>(entry))?;
-    }
+    common::register();
     println!("SQLite {}", rusqlite::version());
-    Connection::open_in_memory()?;
     let store = dir.path().join("things.store");
     // Written once, so that no commit waits for the allocation of the file.
     Store::create(&store, &NewStore { len_bytes: Some(STORE_BYTES), ..NewStore::default() })?;

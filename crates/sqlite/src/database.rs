@@ -1,4 +1,4 @@
-//! A database in a store, shared by its connections in this process.
+//! Open stores and their databases, shared by the connections of this process.
 //!
 //! ```text
 //!   xWrite, xTruncate ─▶ Pending ──FCNTL_SYNC──▶ group of the store ──xSync──▶ durable
@@ -14,20 +14,26 @@
 //! journal is for in a file.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use draconis_access::store_disk::parse_disk_name;
-use draconis_objects::{Group, Ticket};
+use draconis_objects::kv::Kv;
+use draconis_objects::{Error, Group, ObjectId, Result as StoreResult, Store, Ticket};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::codes;
 use crate::error::{Failure, Result};
 use crate::journal::Journal;
 use crate::locks::{LockLevel, LockTable};
-use crate::open_store::OpenStore;
 use crate::page_cache::PageCache;
-use crate::pending::{Change, Committed, Pending, join_hidden_parent, read_object};
+use crate::pending::{
+    Change, Committed, JOIN_PREFIX, PENDING_PREFIX, Pending, delete_staging, join_hidden_parent,
+    read_object,
+};
 
 /// True in tests that must find that a commit is not one group.
 pub(crate) static SPLIT_COMMITS: AtomicBool = AtomicBool::new(false);
@@ -69,6 +75,85 @@ impl State {
         }
         self.hidden_parents.extend(change.hidden_parent);
         (self.pending, self.gathered_in, self.is_rolling_back) = (None, None, false);
+    }
+}
+
+/// An open store.
+pub(crate) struct OpenStore {
+    pub path: PathBuf,
+    pub store: Arc<Store>,
+    pub super_journals: SuperJournals,
+    databases: Mutex<HashMap<String, Weak<Database>>>,
+    /// False if the caller of `share_store` opened it.
+    pub is_owned: bool,
+}
+
+impl fmt::Debug for OpenStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenStore").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl OpenStore {
+    pub fn new(path: &Path, store: Arc<Store>, is_owned: bool) -> Self {
+        Self {
+            path: path.to_owned(),
+            store,
+            super_journals: SuperJournals::default(),
+            databases: Mutex::default(),
+            is_owned,
+        }
+    }
+
+    /// Deletes staging objects, and joins parents that a crash left hidden.
+    pub fn remove_leftovers(&self) -> StoreResult<()> {
+        if self.store.is_read_only() {
+            return Ok(());
+        }
+        for key in self.list_keys(PENDING_PREFIX)? {
+            let number = std::str::from_utf8(&key).ok().and_then(|number| number.parse().ok());
+            let number = number.ok_or(Error::Misuse("a key sqlite/pending/ without a number"))?;
+            delete_staging(&self.store, ObjectId(number))?;
+        }
+        for key in self.list_keys(JOIN_PREFIX)? {
+            let name = String::from_utf8_lossy(&key).into_owned();
+            match join_hidden_parent(&self.store, &name) {
+                // It is joined when there is space.
+                Err(Error::NoSpace { .. }) => {}
+                joined => joined?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the rests of the keys with a prefix.
+    fn list_keys(&self, prefix: &[u8]) -> StoreResult<Vec<Vec<u8>>> {
+        let range = (Bound::Included(prefix), Bound::Unbounded);
+        let scan = Kv::new(self.store.clone()).scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&range);
+        let mut rests = vec![];
+        for pair in scan {
+            let (key, _) = pair?;
+            let Some(rest) = key.strip_prefix(prefix) else { break };
+            rests.push(rest.to_vec());
+        }
+        Ok(rests)
+    }
+
+    /// Returns the state of a database of the store.
+    pub fn database(&self, name: &str) -> Arc<Database> {
+        let mut databases = self.databases.lock();
+        if let Some(open) = databases.get(name).and_then(Weak::upgrade) {
+            return open;
+        }
+        databases.retain(|_, database| database.strong_count() > 0);
+        let database = Arc::new(Database::new(name.to_owned()));
+        databases.insert(name.to_owned(), Arc::downgrade(&database));
+        database
+    }
+
+    /// Returns the state of a database if it is open.
+    pub fn find_database(&self, name: &str) -> Option<Arc<Database>> {
+        self.databases.lock().get(name).and_then(Weak::upgrade)
     }
 }
 
@@ -272,7 +357,7 @@ impl Database {
         Committed { object, len }: Committed,
         at: u64,
         into: &mut [u8],
-    ) -> draconis_objects::Result<usize> {
+    ) -> StoreResult<usize> {
         let visible = usize::try_from(len.saturating_sub(at)).unwrap_or(usize::MAX);
         if self.cache.read(at, into) {
             return Ok(into.len());

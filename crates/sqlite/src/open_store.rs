@@ -4,42 +4,23 @@
 //! last one. Both happen under the lock of the registry.
 //! Law 2: opening a store for writing deletes what a crash left of transactions.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt;
-use std::ops::{Bound, Deref};
+use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use draconis_access::{Error as AccessError, stores};
-use draconis_objects::kv::Kv;
-use draconis_objects::{Error, ObjectId, Result as StoreResult, Store};
+use draconis_objects::{Error, Store};
 use parking_lot::Mutex;
 
 use crate::codes;
-use crate::database::{Database, SuperJournals};
+use crate::database::OpenStore;
 use crate::error::{Failure, Result};
-use crate::pending::{JOIN_PREFIX, PENDING_PREFIX, delete_staging, join_hidden_parent};
 
 static REGISTRY: Mutex<BTreeMap<PathBuf, Arc<OpenStore>>> = Mutex::new(BTreeMap::new());
 
 /// Errno of a file that another process has locked.
 const EBUSY: i32 = 16;
-
-/// An open store.
-pub(crate) struct OpenStore {
-    pub path: PathBuf,
-    pub store: Arc<Store>,
-    pub super_journals: SuperJournals,
-    databases: Mutex<HashMap<String, Weak<Database>>>,
-    /// False if the caller of [`share_store`] opened it.
-    pub is_owned: bool,
-}
-
-impl fmt::Debug for OpenStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenStore").field("path", &self.path).finish_non_exhaustive()
-    }
-}
 
 /// A use of an open store. The last one closes it.
 #[derive(Debug)]
@@ -108,13 +89,7 @@ impl StoreUse {
         store: Arc<Store>,
         is_owned: bool,
     ) -> Arc<OpenStore> {
-        let open = Arc::new(OpenStore {
-            path: path.to_owned(),
-            store,
-            super_journals: SuperJournals::default(),
-            databases: Mutex::default(),
-            is_owned,
-        });
+        let open = Arc::new(OpenStore::new(path, store, is_owned));
         registry.insert(path.to_owned(), open.clone());
         open
     }
@@ -122,59 +97,6 @@ impl StoreUse {
     /// Uses a store that is open already.
     pub fn find(path: &Path) -> Option<Self> {
         REGISTRY.lock().get(path).cloned().map(Self)
-    }
-}
-
-impl OpenStore {
-    /// Deletes staging objects, and joins parents that a crash left hidden.
-    fn remove_leftovers(&self) -> StoreResult<()> {
-        if self.store.is_read_only() {
-            return Ok(());
-        }
-        for key in self.list_keys(PENDING_PREFIX)? {
-            let number = std::str::from_utf8(&key).ok().and_then(|number| number.parse().ok());
-            let number = number.ok_or(Error::Misuse("a key sqlite/pending/ without a number"))?;
-            delete_staging(&self.store, ObjectId(number))?;
-        }
-        for key in self.list_keys(JOIN_PREFIX)? {
-            let name = String::from_utf8_lossy(&key).into_owned();
-            match join_hidden_parent(&self.store, &name) {
-                // It is joined when there is space.
-                Err(Error::NoSpace { .. }) => {}
-                joined => joined?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the rests of the keys with a prefix.
-    fn list_keys(&self, prefix: &[u8]) -> StoreResult<Vec<Vec<u8>>> {
-        let range = (Bound::Included(prefix), Bound::Unbounded);
-        let scan = Kv::new(self.store.clone()).scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&range);
-        let mut rests = vec![];
-        for pair in scan {
-            let (key, _) = pair?;
-            let Some(rest) = key.strip_prefix(prefix) else { break };
-            rests.push(rest.to_vec());
-        }
-        Ok(rests)
-    }
-
-    /// Returns the state of a database of the store.
-    pub fn database(&self, name: &str) -> Arc<Database> {
-        let mut databases = self.databases.lock();
-        if let Some(open) = databases.get(name).and_then(Weak::upgrade) {
-            return open;
-        }
-        databases.retain(|_, database| database.strong_count() > 0);
-        let database = Arc::new(Database::new(name.to_owned()));
-        databases.insert(name.to_owned(), Arc::downgrade(&database));
-        database
-    }
-
-    /// Returns the state of a database if it is open.
-    pub fn find_database(&self, name: &str) -> Option<Arc<Database>> {
-        self.databases.lock().get(name).and_then(Weak::upgrade)
     }
 }
 
