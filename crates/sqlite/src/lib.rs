@@ -25,7 +25,7 @@
 //! As a loadable extension: `.load libdraconis_sqlite`, then
 //! `.open 'file:app.db?vfs=draconis&store=things.store'`. The name `things.store#app.db` means the
 //! same. Messages of failures are in SQLite's error log, and `SELECT draconis_error()` returns the
-//! newest one on the connection that loaded the extension.
+//! newest one of the thread, on the connection that loaded the extension.
 //!
 //! In a program with its own SQLite, without the feature `loadable`:
 //!

@@ -7,12 +7,11 @@
 //! Law 3: SQLite is called through the table that it passes to extensions, so one library serves
 //! every version from [`MIN_VERSION`] on.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::OnceLock;
-
-use parking_lot::Mutex;
 
 use crate::codes::{self, Code};
 use crate::error::{Failure, Result};
@@ -198,8 +197,11 @@ unsafe impl Send for Registered {}
 unsafe impl Sync for Registered {}
 
 static REGISTERED: OnceLock<Registered> = OnceLock::new();
-/// Message of the newest failure, for the SQL function `draconis_error`.
-static LAST_ERROR: Mutex<String> = Mutex::new(String::new());
+
+thread_local! {
+    /// Message of the newest failure in this thread, for the SQL function `draconis_error`.
+    static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
+}
 
 /// Registers the file system, and the function `draconis_error` with this connection.
 ///
@@ -293,7 +295,7 @@ pub(crate) unsafe fn set_error_message(
 unsafe extern "C" fn draconis_error(context: *mut c_void, _: c_int, _: *mut *mut c_void) {
     const TRANSIENT: isize = -1;
     let Some(registered) = REGISTERED.get() else { return };
-    let message = LAST_ERROR.lock();
+    let message = LAST_ERROR.with_borrow(String::clone);
     let len = c_int::try_from(message.len()).unwrap_or(0);
     // SAFETY: SQLite copies the text.
     unsafe { (registered.api.result_text)(context, message.as_ptr().cast(), len, TRANSIENT) }
@@ -310,7 +312,7 @@ fn run(act: impl FnOnce() -> Result<()>) -> c_int {
         if let Some(registered) = REGISTERED.get() {
             registered.api.write_log(failure.code, &failure.message);
         }
-        *LAST_ERROR.lock() = failure.message;
+        LAST_ERROR.set(failure.message);
     }
     failure.code
 }
@@ -420,7 +422,7 @@ unsafe extern "C" fn full_pathname(
 unsafe extern "C" fn last_error(_: *mut Vfs, out_bytes: c_int, out: *mut c_char) -> c_int {
     let room = usize::try_from(out_bytes).unwrap_or(0);
     if room > 0 && !out.is_null() {
-        let message = LAST_ERROR.lock();
+        let message = LAST_ERROR.with_borrow(String::clone);
         let len = message.len().min(room - 1);
         // SAFETY: shorter than `out`.
         unsafe {
@@ -589,7 +591,7 @@ unsafe fn pragma(file: &mut dyn File, api: Api, arg: *mut *mut c_char) -> c_int 
         (codes::OK, Answer::Unknown) => return codes::NOTFOUND,
         (codes::OK, Answer::Done) => return codes::OK,
         (codes::OK, Answer::Text(text)) => text,
-        _ => LAST_ERROR.lock().clone(),
+        _ => LAST_ERROR.with_borrow(String::clone),
     };
     // SAFETY: the place of the answer; SQLite frees the string.
     unsafe { *arg = api.to_sqlite_string(&answer) };

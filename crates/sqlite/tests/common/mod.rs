@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use draconis_access::{NewStore, Store};
+use draconis_access::{Store, stores};
 use draconis_objects::LayoutKind;
 use draconis_sqlite::{SharedStore, share_store};
 use rusqlite::auto_extension::{RawAutoExtension, register_auto_extension};
@@ -36,13 +36,11 @@ impl TestStore {
         register();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("things.store");
-        let new = NewStore {
-            len_bytes: Some(len_bytes),
-            layout: Some(LayoutKind::Cow),
-            sparse: true,
-            ..NewStore::default()
-        };
-        Store::create(&file, &new).unwrap();
+        let new = std::fs::File::options().read(true).write(true).create_new(true).open(&file);
+        let new = new.unwrap();
+        new.set_len(len_bytes).unwrap();
+        // Not measured, which takes seconds.
+        create_on(stores::open_store_disk(new, &file, true, false).unwrap());
         Self { dir, file }
     }
 
