@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test suites test-often test-release long long-images exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test suites mutants test-often test-release long long-images exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib install-sqlite lib sqlite header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -35,6 +35,10 @@ suites:
 	$(CARGO) build --release --locked
 	tools/suites --program target/release/draconis --seconds $(or $(SECONDS),30) --seed $(or $(SEED),1) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(ON),--on $(ON))
+
+# Seeded bugs that no test finds, in the code that data depends on: make mutants SHARD=7/120
+mutants:
+	tools/mutants $(or $(SHARD),1/120) $(CRATES)
 
 # Looks for tests that do not always pass: all of them, or those of TESTS, again and again, the
 # second half of the runs beside four busy processes: make test-often RUNS=20 TESTS="mount tools"
@@ -213,6 +217,14 @@ install-lib: lib
 	sed 's|@PREFIX@|$(abspath $(PREFIX))|; s|@VERSION@|$(VERSION)|' crates/capi/draconis.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/draconis.pc
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -1)
+
+# The extension that gives SQLite databases in stores.
+sqlite:
+	$(CARGO) rustc --release --locked -p draconis-sqlite --lib --crate-type cdylib
+
+install-sqlite: sqlite
+	install -D -m 755 target/release/libdraconis_sqlite.so \
+		$(DESTDIR)$(PREFIX)/lib/libdraconis_sqlite.so
 
 # The package for Python, for every version from 3.9 on: a wheel in target/wheels, to be installed
 # with pip.

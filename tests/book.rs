@@ -61,6 +61,7 @@ fn matches_with_ellipsis(shown: &[&str], lines: &[&str]) -> bool {
 struct InstalledLibraries {
     dir: PathBuf,
     c: bool,
+    sqlite: bool,
     /// Python interpreter that has the package.
     python: Option<String>,
 }
@@ -70,6 +71,13 @@ impl InstalledLibraries {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/capi");
         let built = own.join("deps/libdraconis.so");
         let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+        // The extension for SQLite.
+        let extension = own.join("deps/libdraconis_sqlite.so");
+        let sqlite = extension.exists() && has("sqlite3");
+        let installed = dir.join("libdraconis_sqlite.so");
+        if sqlite && !installed.exists() {
+            std::os::unix::fs::symlink(&extension, installed).unwrap();
+        }
         let c = built.exists() && has("pkg-config") && has("cc");
         if c && !dir.join("draconis.pc").exists() {
             for name in ["libdraconis.so", "libdraconis.so.0"] {
@@ -93,7 +101,7 @@ impl InstalledLibraries {
             python.output().is_ok_and(|output| output.status.success())
         };
         let python = bins.into_iter().find(imports).map(|bin| bin.display().to_string());
-        Self { dir: dir.to_owned(), c, python }
+        Self { dir: dir.to_owned(), c, sqlite, python }
     }
 
     /// Returns true if the requirements of a command are available.
@@ -102,6 +110,10 @@ impl InstalledLibraries {
             report_skipped(
                 "the book's program in C needs libdraconis to be built, cc and pkg-config",
             );
+            return false;
+        }
+        if !self.sqlite && (typed.starts_with("sqlite3 ") || typed.contains("first.db")) {
+            report_skipped("the book's database needs libdraconis_sqlite to be built and sqlite3");
             return false;
         }
         if self.python.is_none()
