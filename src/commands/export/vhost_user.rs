@@ -237,6 +237,10 @@ impl FrontEnds<'_> {
             let _ = poll(&mut [PollFd::new(self.wake, PollFlags::IN)], Some(&pause));
             self.wake.clear();
         }
+        // Until it is joined, the thread may still hold the device, and so the clone.
+        if connection.has_ended() {
+            let _ = connection.thread.join();
+        }
     }
 }
 
