@@ -15,21 +15,10 @@ use common::{Draconis, has_tool, wait_until};
 
 const CAN_MULTI_CONN: u16 = 1 << 8;
 
-/// Returns the names of the disks and snapshots of the store `s`.
-fn names(draconis: &Draconis) -> Vec<String> {
-    let listed = draconis.run_ok(["store", "ls", "--json", text(&draconis.path("s"))]);
-    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
-    let objects = listed.as_array().unwrap().iter();
-    let names = objects.flat_map(|object| object["names"].as_array().unwrap().clone());
-    let mut names: Vec<_> = names.map(|name| name.as_str().unwrap().to_owned()).collect();
-    names.sort();
-    names
-}
-
 /// Ends an export; the store then has these disks and snapshots.
 fn end_with_names(draconis: &Draconis, export: Export, wanted: &[&str]) {
     export.end();
-    assert_eq!(names(draconis), wanted);
+    assert_eq!(draconis.store_names("s"), wanted);
     draconis.run_ok(["store", "check", text(&draconis.path("s"))]);
 }
 
@@ -99,7 +88,7 @@ fn leftover_clones_are_removed() {
     clients[0].flush();
     export.child.kill().unwrap();
     export.child.wait().unwrap();
-    assert_eq!(names(&draconis), ["vol", "vol@~base", "vol~1", "vol~2", "vol~3"]);
+    assert_eq!(draconis.store_names("s"), ["vol", "vol@~base", "vol~1", "vol~2", "vol~3"]);
     // They can be looked at and removed; no command makes another one.
     let store = draconis.path("s");
     let store = text(&store);

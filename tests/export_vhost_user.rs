@@ -300,17 +300,6 @@ fn status_says_that_the_disk_is_full() {
     draconis.run_ok(["store", "check", store]);
 }
 
-/// Returns the names of the disks and snapshots of the store `s`.
-fn names(draconis: &Draconis) -> Vec<String> {
-    let listed = draconis.run_ok(["store", "ls", "--json", text(&draconis.path("s"))]);
-    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
-    let objects = listed.as_array().unwrap().iter();
-    let names = objects.flat_map(|object| object["names"].as_array().unwrap().clone());
-    let mut names: Vec<_> = names.map(|name| name.as_str().unwrap().to_owned()).collect();
-    names.sort();
-    names
-}
-
 /// The clone of a process: for all its front ends, removed at the end.
 #[test]
 fn clones_last_as_long_as_the_export() {
@@ -333,7 +322,7 @@ fn clones_last_as_long_as_the_export() {
         assert_eq!(driver.request(READ, 8, &[], 512), (OK, vec![1; 512]));
         drop(driver);
         export.end();
-        assert_eq!(names(&draconis), ["vol", "vol@v1"]);
+        assert_eq!(draconis.store_names("s"), ["vol", "vol@v1"]);
     }
     // The clone of a killed export is gone with it: its machine is refused, another is served.
     let export = Export::start(&draconis, &["--clone", &disk]);
@@ -348,7 +337,7 @@ fn clones_last_as_long_as_the_export() {
     assert!(goes_on.join().is_err());
     let mut export = export;
     assert_eq!(export.child.wait().unwrap().code(), Some(0), "--once");
-    assert_eq!(names(&draconis), ["vol", "vol@v1"]);
+    assert_eq!(draconis.store_names("s"), ["vol", "vol@v1"]);
     let export = Export::start(&draconis, &["--clone", &disk]);
     let mut driver = connect(&draconis, Guest::new());
     assert_eq!(driver.request(READ, 8, &[], 512), (OK, vec![0; 512]));
@@ -381,7 +370,7 @@ fn kept_clones_are_found_again() {
         } else {
             export.kill()
         }
-        assert_eq!(names(&draconis), ["vm-1", "vol", "vol@vm-1"]);
+        assert_eq!(draconis.store_names("s"), ["vm-1", "vol", "vol@vm-1"]);
     }
     let export = Export::start(&draconis, &["-r", &disk]);
     let mut driver = connect(&draconis, Guest::new());
@@ -393,6 +382,6 @@ fn kept_clones_are_found_again() {
     export.kill();
     let export = Export::start(&draconis, &["--clone=other", &disk]);
     export.end();
-    assert_eq!(names(&draconis), ["other-1", "vm-1", "vol", "vol@other-1", "vol@vm-1"]);
+    assert_eq!(draconis.store_names("s"), ["other-1", "vm-1", "vol", "vol@other-1", "vol@vm-1"]);
     draconis.run_ok(["store", "check", text(&draconis.path("s"))]);
 }

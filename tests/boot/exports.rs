@@ -203,7 +203,7 @@ fn verify_with_kills(kind: ImageKind, door: DiskDoor) {
     let started = Instant::now();
     let (mut random, mut kills) = (Random::new(seconds), 0);
     // The guest works for some time between two kills, however long its client takes to come back.
-    // One that is done does not come back.
+    // A guest that has ended does not come back.
     while !is_done(&mut guest, 200 + random.next_below(800)) {
         assert!(!guest.output().contains("WRONG"), "{}", guest.output());
         export.child.kill().unwrap();

@@ -68,6 +68,22 @@ impl Draconis {
         said
     }
 
+    /// Returns the names of the disks and snapshots of a store, in order.
+    pub fn store_names(&self, store: &str) -> Vec<String> {
+        let listed = self.run_ok([
+            OsStr::new("store"),
+            "ls".as_ref(),
+            "--json".as_ref(),
+            self.path(store).as_ref(),
+        ]);
+        let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+        let objects = listed.as_array().unwrap().iter();
+        let names = objects.flat_map(|object| object["names"].as_array().unwrap().clone());
+        let mut names: Vec<_> = names.map(|name| name.as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    }
+
     pub fn status(&self) -> serde_json::Value {
         serde_json::from_str(&self.run_ok(["status", "--json"])).unwrap()
     }

@@ -11,7 +11,7 @@
 //! Of the disk itself, all but bad sectors is.
 //! Law 2: of the disk itself, no sector is read again that failed alone, and a larger read that
 //! failed is repeated sector by sector.
-//! Law 3: a map has at most [`MAX_AREAS`] areas, whatever the file or the disk does.
+//! Law 3: a map has at most [`MAX_AREAS`] areas, for any file and any disk.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

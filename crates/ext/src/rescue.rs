@@ -9,7 +9,7 @@
 //! Law 1: an error costs what it is about: a block of a directory its names, a block of a map its
 //! part of the contents, a sector itself.
 //! Law 2: a structure with a wrong checksum that can be parsed is used, and named as doubtful.
-//! Law 3: whatever is missing is named: files without contents, ranges of bytes, lost names.
+//! Law 3: everything that is missing is named: files without contents, ranges of bytes, lost names.
 //! Law 4: all directories together have no more blocks than the volume, all contents no more than
 //! four times as many, and no path is longer than [`MAX_PATH_BYTES`].
 

@@ -7,15 +7,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use common::spoil::{base_images, build_small_tree, corrupt_field, metadata_ranges, scaled_rounds};
-use common::{Image, report_skipped};
+use common::{Image, readable_names, report_skipped};
 use draconis_device::{
     Disk, Error as DeviceError, Extent, MemoryDisk, Pending, Random, ReadAnswer, Refused, Urgency,
 };
 use draconis_ext::repair::{RepairOptions, plan};
 use draconis_ext::rescue::{Loss, Rescue, UNNAMED};
 use draconis_ext::{
-    AccessTimes, BlockLocation, Cookie, FileType, InodeNumber, OpenOptions, SuperblockPlace, Time,
-    Volume, WriteOptions,
+    AccessTimes, BlockLocation, FileType, InodeNumber, OpenOptions, SuperblockPlace, Time, Volume,
+    WriteOptions,
 };
 use draconis_types::Block;
 
@@ -93,14 +93,7 @@ fn readable_files(disk: Arc<dyn Disk>) -> Contents {
     let mut stack = vec![(vec![], InodeNumber::ROOT)];
     let mut budget = 3000;
     while let Some((path, dir)) = stack.pop() {
-        let mut names = vec![];
-        let _ = volume.entries(dir, Cookie::default(), false, |entry| {
-            if let Ok(entry) = entry {
-                names.push((entry.name.to_vec(), entry.inode));
-            }
-            true
-        });
-        for (name, inode) in names {
+        for (name, inode) in readable_names(&volume, dir) {
             budget -= 1;
             if budget == 0 {
                 return found;
@@ -424,7 +417,7 @@ fn bytes_of(bytes: &[u8]) -> Vec<u8> {
     readable_files(disk_of(bytes)).remove(&b"f90000"[..]).unwrap()
 }
 
-/// Whatever is corrupt: what an ordinary reader reads is rescued, with the same bytes.
+/// Files that an ordinary reader reads are rescued with the same bytes, with any field corrupt.
 #[test]
 fn nothing_that_can_be_read_is_left_out() {
     let bases = base_images();

@@ -402,7 +402,7 @@ fn each_connection_has_a_clone() {
     assert_eq!(one.call(WRITE, 0, 0, 4, b"abcd"), 0);
     assert_eq!(two.read(0, 4), [0; 4]);
     assert_eq!(one.read(0, 4), b"abcd");
-    // The third client is told why it gets none, and may go on.
+    // The third client reads why it gets none, and may go on.
     let mut three = Client::connect(&exports);
     let told = three.option(GO, &[0; 6]);
     assert_eq!(told[0].0, 0x8000_0002);

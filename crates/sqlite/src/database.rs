@@ -470,7 +470,7 @@ impl Database {
         self.join_hidden_parents(&mut self.state.lock(), store);
     }
 
-    /// Joins parents that long transactions left. One that fails is joined when the store is opened
+    /// Joins parents that long transactions left. A parent that cannot be joined now is joined when the store is opened
     /// next: until then it takes space.
     fn join_hidden_parents(&self, state: &mut State, store: &OpenStore) {
         if state.hidden_parents.is_empty() || state.pending.is_some() {

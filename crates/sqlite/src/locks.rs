@@ -35,7 +35,7 @@ impl LockLevel {
 pub(crate) struct LockTable {
     /// Connections with any lock.
     holders: usize,
-    /// State of the one that is beyond `Shared`; `None` if there is none.
+    /// State of the connection beyond `Shared`; `None` if there is none.
     writer: LockLevel,
 }
 

@@ -43,7 +43,7 @@ impl Drop for StoreUse {
         }
         registry.remove(&self.0.path);
         if self.0.is_owned && !self.0.store.is_read_only() {
-            // All that must be durable was waited for.
+            // Everything that must be durable is.
             let _ = stores::close_store(&self.0.store, &self.0.path);
         }
     }

@@ -651,7 +651,7 @@ mod loadable {
         }
     }
 
-    /// The name that SQLite tries first, whatever the file is called.
+    /// The name that SQLite tries first, for a library file of any name.
     ///
     /// # Safety
     /// Called by SQLite.

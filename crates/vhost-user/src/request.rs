@@ -7,7 +7,7 @@ use crate::chain::Chain;
 use crate::error::RingError;
 use crate::memory::{Memory, Segment, take_front, total_len};
 
-/// Unit of all offsets and lengths of the protocol, whatever the sector size.
+/// Unit of all offsets and lengths of the protocol, for every sector size.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 const HEADER_BYTES: u64 = 16;
 /// Length of the serial number, in bytes.

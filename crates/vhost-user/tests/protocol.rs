@@ -370,7 +370,7 @@ fn writes_without_a_write_cache_are_durable() {
     assert_eq!(driver.request(FLUSH, 0, &[], 0).0, OK);
     assert_eq!(flushes(), 1);
     end(driver, serving);
-    // The guest switches it off. A successor is told so by the in-flight area.
+    // The guest switches it off. The in-flight area tells a successor so.
     let (mut driver, serving) = connect(disk.clone(), u64::MAX);
     assert_eq!(driver.config(32, 1), [1]);
     assert_eq!(driver.request(OUT, 1, &[1; 512], 0).0, OK);

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::check::What;
-use draconis_ext::{Cookie, FileType, InodeNumber, OpenOptions, Volume};
+use draconis_ext::{FileType, InodeNumber, OpenOptions, Volume};
 
+use crate::common::readable_names;
 use crate::common::spoil::scaled_rounds;
 use crate::repairing::{Repaired, repair};
 use crate::{
@@ -33,14 +34,7 @@ fn readable_files(bytes: &[u8]) -> Contents {
 }
 
 fn read_tree(volume: &Volume, dir: InodeNumber, path: &[u8], depth: usize, into: &mut Contents) {
-    let mut names = vec![];
-    let _ = volume.entries(dir, Cookie::default(), false, |entry| {
-        if let Ok(entry) = entry {
-            names.push((entry.name.to_vec(), entry.inode));
-        }
-        true
-    });
-    for (name, inode) in names {
+    for (name, inode) in readable_names(volume, dir) {
         let path = [path, b"/", &name].concat();
         let Ok(node) = volume.inode(inode) else { continue };
         match node.kind {

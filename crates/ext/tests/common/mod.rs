@@ -13,7 +13,7 @@ use std::sync::Arc;
 use draconis_device::{
     Atomic, Disk, Error, Extent, Pending, Properties, ReadAnswer, Refused, Urgency,
 };
-use draconis_ext::{OpenOptions, Volume};
+use draconis_ext::{Cookie, InodeNumber, OpenOptions, Volume};
 use draconis_types::Block;
 pub use skipped::report_skipped;
 use tempfile::TempDir;
@@ -27,6 +27,18 @@ pub mod tree;
 
 /// Fixed hash seed for `mke2fs`.
 pub const HASH_SEED: &str = "hash_seed=6b33f586-a183-4383-921d-30da3fef2e5c";
+
+/// Returns the names in a directory that can be read, with their inodes.
+pub fn readable_names(volume: &Volume, dir: InodeNumber) -> Vec<(Vec<u8>, InodeNumber)> {
+    let mut names = vec![];
+    let _ = volume.entries(dir, Cookie::default(), false, |entry| {
+        if let Ok(entry) = entry {
+            names.push((entry.name.to_vec(), entry.inode));
+        }
+        true
+    });
+    names
+}
 
 /// A minimal disk: a file and `pread`.
 pub struct PreadDisk {
