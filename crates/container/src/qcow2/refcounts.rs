@@ -10,6 +10,8 @@
 //! Law 3: during a session an image of version 3 is marked as dirty: the next program that opens it
 //! recomputes the refcounts, as QEMU does.
 //! Law 4: clusters are preallocated, so that few writes wait for a refcount.
+//! Law 5: the file is as long as its preallocated clusters: `qemu-img check` calls a table entry past
+//! the end of the file damage, also in an image that is marked as dirty.
 
 mod lower;
 
@@ -28,8 +30,11 @@ const MAX_CLUSTERS: u64 = 1 << 24;
 const MAX_CLUSTERS_PAST_END: u64 = 1 << 16;
 /// Maximum length of the refcount table, as in QEMU.
 const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
-/// Clusters of the first preallocation.
-const FIRST_PREALLOCATED_CLUSTERS: u64 = 16;
+/// Minimum clusters of a preallocation.
+const MIN_PREALLOCATED_CLUSTERS: u64 = 16;
+/// A preallocation is this part of the file: what is never used makes it so much longer, without
+/// taking space.
+const PREALLOCATED_PART: u64 = 8;
 /// Maximum preallocation at the end of the file, and inside it, where zeros are written.
 const MAX_PREALLOCATED_BYTES: u64 = 64 << 20;
 const MAX_ZEROED_PREALLOCATION_BYTES: u64 = 2 << 20;
@@ -67,7 +72,6 @@ pub(super) struct Refcounts {
     preallocated: VecDeque<PreallocatedClusters>,
     /// For each cluster, true if it was allocated since the image was opened.
     is_new: Vec<bool>,
-    next_preallocation: u64,
     /// Released clusters: their refcounts are decremented when the session ends.
     released: Vec<u64>,
     in_session: bool,
@@ -113,7 +117,6 @@ impl Refcounts {
             search_from: 0,
             preallocated: VecDeque::new(),
             is_new: vec![],
-            next_preallocation: FIRST_PREALLOCATED_CLUSTERS,
             released: vec![],
             in_session: false,
         };
@@ -310,43 +313,44 @@ impl Refcounts {
         let has_room = || {
             self.search_from < self.written_clusters || self.appendable_clusters(out.file, 1) > 0
         };
-        match self.in_session && left < self.next_preallocation / 4 && has_room() {
+        match self.in_session
+            && left < self.preallocation_clusters(MAX_PREALLOCATED_BYTES) / 4
+            && has_room()
+        {
             true => self.preallocate(out),
             false => Ok(()),
         }
     }
 
+    /// Returns the clusters of the next preallocation, which is at most `most_bytes` long.
+    fn preallocation_clusters(&self, most_bytes: u64) -> u64 {
+        let part = self.file_end() / PREALLOCATED_PART;
+        part.max(MIN_PREALLOCATED_CLUSTERS).min(most_bytes >> self.cluster_bits).max(1)
+    }
+
     fn preallocate(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         let cluster = 1u64 << self.cluster_bits;
-        let most = |bytes: u64, next: u64| next.min(bytes >> self.cluster_bits).max(1);
         // Free clusters inside the file go first, so that it does not grow.
         while self.search_from < self.written_clusters && self.refcount(self.search_from) != 0 {
             self.search_from += 1;
         }
         let (first, count, is_inside) = if self.search_from < self.written_clusters {
-            let most = most(MAX_ZEROED_PREALLOCATION_BYTES, self.next_preallocation);
+            let most = self.preallocation_clusters(MAX_ZEROED_PREALLOCATION_BYTES);
             let end = (self.search_from + most).min(self.written_clusters);
             let free = (self.search_from..end).take_while(|nth| self.refcount(*nth) == 0);
             (self.search_from, free.count() as u64, true)
         } else {
-            let most = most(MAX_PREALLOCATED_BYTES, self.next_preallocation);
+            let most = self.preallocation_clusters(MAX_PREALLOCATED_BYTES);
             let most = most.min(self.appendable_clusters(out.file, most)).max(1);
             (self.extend_file(out.file, most)?, most, false)
         };
-        self.next_preallocation =
-            (self.next_preallocation * 2).min(MAX_PREALLOCATED_BYTES >> self.cluster_bits).max(1);
         for nth in first..first + count {
             self.set_refcount_dirty(nth, 1);
         }
-        let mut zeros = vec![];
-        if is_inside {
-            zeros.push((first * cluster, vec![0; (count * cluster) as usize]));
-        } else if self.version == 2 {
-            // An image without a dirty flag must contain all clusters that tables refer to.
-            let last = (first + count) * cluster - self.sector_bytes;
-            zeros.push((last, vec![0; self.sector_bytes as usize]));
-        }
-        let ticket = self.submit_changes(out, zeros)?;
+        // Appended clusters are a hole but for the last sector.
+        let zeroed = if is_inside { count * cluster } else { self.sector_bytes };
+        let zeros = ((first + count) * cluster - zeroed, vec![0; zeroed as usize]);
+        let ticket = self.submit_changes(out, vec![zeros])?;
         self.preallocated.push_back(PreallocatedClusters { first, count, ticket });
         Ok(())
     }
@@ -538,14 +542,14 @@ impl Refcounts {
             for nth in first..first + count {
                 self.set_refcount_dirty(nth, 0);
             }
-            // Still past the end of the file: it was not written.
+            // They stay holes at the end of the file, which may be overwritten without zeroing.
             if first >= self.written_clusters && first + count == self.refcounts.len() as u64 {
                 self.refcounts.truncate(first as usize);
             }
         }
         // Clusters written in this session are zeroed before they are reused.
         self.written_clusters = self.file_end();
-        (self.search_from, self.next_preallocation) = (0, FIRST_PREALLOCATED_CLUSTERS);
+        self.search_from = 0;
         self.submit_changes(out, vec![])?;
         out.wait()?;
         self.in_session = false;

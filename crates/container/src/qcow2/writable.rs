@@ -322,9 +322,6 @@ impl AllocationTables for WritableQcow2 {
             let place = self.refcounts.allocate_cluster(out)?;
             // The new cluster reads as zeros: an empty table.
             self.set_l1_entry(nth, place);
-            // Its last sector is written so that the file contains the whole table.
-            let last = self.map.cluster_bytes() / self.sector_bytes - 1;
-            self.changed_sectors.insert(TableSector::L2Table(nth, last));
             let entries = vec![0; self.entries_per_l2_table() as usize];
             self.l2_tables.insert(nth, L2Table { entries, last_used: self.use_clock });
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use draconis_device::{
     Disk, Extent, Group, MemoryDisk, Properties, Random, Refused, SubmitOptions, Ticket, Write,
 };
-use draconis_testkit::{CrashOptions, CrashStates, RecordDisk, conform};
+use draconis_testkit::{CrashOptions, CrashStates, Event, RecordDisk, conform};
 use draconis_types::Block;
 
 use super::block_from;
@@ -438,6 +438,36 @@ fn power_cut_keeps_durable_writes() {
             }
         }
         assert!(states > 100, "{options:?}: {states}");
+    }
+}
+
+/// Whenever the writing process is killed, no table refers past the end of the file, which
+/// `qemu-img check` would call damage.
+#[test]
+fn killed_writer_leaves_no_reference_past_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases: [&[&str]; 3] = [&[], &["-o", "compat=0.10"], &["-o", "cluster_size=4k"]];
+    for options in cases {
+        let Some(mut image) = create_image(dir.path(), options, "64M", &[]) else { return };
+        let file = Arc::new(RecordDisk::new(GrowingDisk::new(image.clone(), 32 * MIB)));
+        let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+        for nth in 0..12 {
+            submit_write(&*disk, nth * 5 * MIB, &vec![nth as u8 + 1; 300 << 10]);
+        }
+        drop(disk);
+        let events = file.take_events();
+        let groups = events.iter().filter_map(|event| match event {
+            Event::Group { writes, .. } => Some(writes),
+            _ => None,
+        });
+        for (nth, writes) in groups.enumerate() {
+            for (at_bytes, bytes) in writes {
+                let (start, end) = (*at_bytes as usize, *at_bytes as usize + bytes.len());
+                image.resize(image.len().max(end), 0);
+                image[start..end].copy_from_slice(bytes);
+            }
+            check_image(dir.path(), &image, None, true, &format!("{options:?}: group {nth}"));
+        }
     }
 }
 
