@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use draconis_device::{Disk, Extent, Ticket as DiskTicket, Urgency};
+use draconis_device::{Disk, Extent, Pending, ReadAnswer, Ticket as DiskTicket, Urgency};
 use draconis_types::PrivateBuffer;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
@@ -76,6 +76,35 @@ pub(crate) struct CachedDisk {
 
 /// Bytes that may wait to be written before a writer of more waits, too.
 const QUEUED_BYTES_MAX: usize = 16 << 20;
+
+/// Pages that are being read, in parts.
+pub(crate) struct PagesRead {
+    parts: Vec<Pending<ReadAnswer>>,
+}
+
+impl PagesRead {
+    /// Waits for the pages.
+    pub fn wait(self) -> Result<PrivateBuffer> {
+        let mut blocks = vec![];
+        for read in self.parts {
+            match read.wait() {
+                Some(Ok(block)) => blocks.push(block.into_private()),
+                Some(Err(refused)) => return Err(refused.error.into()),
+                None => return Err(draconis_device::Error::ServiceEnded.into()),
+            }
+        }
+        if blocks.len() == 1
+            && let Some(only) = blocks.pop()
+        {
+            return Ok(only);
+        }
+        let mut all = PrivateBuffer::new_uninitialized(blocks.iter().map(|it| it.len()).sum());
+        for (into, block) in all.chunks_mut(READ_PART_BYTES).zip(&blocks) {
+            into.copy_from_slice(block);
+        }
+        Ok(all)
+    }
+}
 
 impl CachedDisk {
     pub fn new(
@@ -202,22 +231,18 @@ impl CachedDisk {
         if len <= READ_PART_BYTES {
             return self.read_pages_uncached(at, len);
         }
+        self.begin_reading_pages(at, len).wait()
+    }
+
+    /// Begins to read whole pages without the cache, in parts.
+    pub fn begin_reading_pages(&self, at: u64, len: usize) -> PagesRead {
         let parts = (0..len).step_by(READ_PART_BYTES).map(|from| {
             let part = READ_PART_BYTES.min(len.saturating_sub(from));
             let extent = Extent::new(at.saturating_add(from as u64), part as u64);
             let into = PrivateBuffer::new_uninitialized(part).into();
             self.disk.read(extent, into, Urgency::Ahead)
         });
-        let parts: Vec<_> = parts.collect();
-        let mut all = PrivateBuffer::new_uninitialized(len);
-        for (into, read) in all.chunks_mut(READ_PART_BYTES).zip(parts) {
-            match read.wait() {
-                Some(Ok(block)) => into.copy_from_slice(&block.into_private()),
-                Some(Err(refused)) => return Err(refused.error.into()),
-                None => return Err(draconis_device::Error::ServiceEnded.into()),
-            }
-        }
-        Ok(all)
+        PagesRead { parts: parts.collect() }
     }
 
     fn find_invisible_frame(&self, at: u64, len: usize) -> Option<Arc<SealedFrame>> {
@@ -482,7 +507,7 @@ impl CachedDisk {
     }
 
     /// Returns the page range of bytes from `at` to `end`.
-    fn pages_of(&self, at: u64, end: u64) -> (u64, u64) {
+    pub fn pages_of(&self, at: u64, end: u64) -> (u64, u64) {
         let sector_bytes = self.disk.properties().sector_bytes;
         let limit = round_down_to_page(self.geometry.disk_bytes, sector_bytes);
         let end = end.checked_next_multiple_of(self.page_bytes()).unwrap_or(limit);

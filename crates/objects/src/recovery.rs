@@ -13,6 +13,7 @@
 //! open the store had. Remains of lost commits, and of lost attempts to open, never pass for new
 //! ones.
 
+mod block_reads;
 pub(crate) mod follow;
 mod replay;
 
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 use draconis_device::Disk;
 
+use self::block_reads::BlockReads;
 use self::replay::replay;
 
 use crate::cached_disk::CachedDisk;
@@ -198,7 +200,7 @@ fn read_checkpoint_record(core: &Core) -> Result<CheckpointRecord> {
 }
 
 fn read_memtable_image(
-    core: &Core,
+    reads: &mut BlockReads<'_>,
     chunks: &[BlockPtr],
     losses: &mut Vec<OpenDamage>,
 ) -> Result<ImmutableMemtable> {
@@ -206,11 +208,7 @@ fn read_memtable_image(
     let mut lost: Vec<UnreadableRange> = vec![];
     for chunk in chunks {
         let before = pairs.len();
-        let read = core
-            .log
-            .io
-            .read_block(*chunk)
-            .and_then(|bytes| read_chunk(&bytes, chunk.at, &mut pairs));
+        let read = reads.take(*chunk).and_then(|bytes| read_chunk(&bytes, chunk.at, &mut pairs));
         match read {
             Ok(()) => {
                 let first = pairs.get(before).map(|(key, _)| key.clone());
@@ -229,10 +227,14 @@ fn read_memtable_image(
     Ok(ImmutableMemtable::with_unreadable_ranges(pairs, bytes, lost))
 }
 
-fn read_segment_table(core: &Core, blob: &CheckpointRecord) -> Result<SegmentTable> {
+fn read_segment_table(
+    core: &Core,
+    reads: &mut BlockReads<'_>,
+    blob: &CheckpointRecord,
+) -> Result<SegmentTable> {
     let mut table = vec![];
     for chunk in &blob.table {
-        table.extend(core.log.io.read_block(*chunk)?);
+        table.extend(reads.take(*chunk)?);
     }
     SegmentTable::decode(
         core.checkpoints.superblock.geometry,
@@ -247,7 +249,10 @@ fn load_checkpoint(
     lost: &mut Vec<OpenDamage>,
 ) -> Result<()> {
     let checkpoint = core.checkpoints.superblock.checkpoint;
-    match read_segment_table(core, blob) {
+    let io = core.log.io.clone();
+    let blocks = blob.table.iter().chain(blob.runs.iter().flatten()).chain(&blob.replayed_log);
+    let mut reads = BlockReads::new(&io, blocks.copied());
+    match read_segment_table(core, &mut reads, blob) {
         Ok(table) => core.log.segments = table,
         // Readers do without.
         Err(error) => lost.push(OpenDamage { error, is_needed: false, is_table: true }),
@@ -263,14 +268,14 @@ fn load_checkpoint(
     }
     let before = lost.len();
     for chunks in &blob.runs {
-        let layer = Some(Arc::new(read_memtable_image(core, chunks, lost)?));
+        let layer = Some(Arc::new(read_memtable_image(&mut reads, chunks, lost)?));
         core.levels.runs.push(SortedRun { layer, chunks: chunks.clone() });
         // An unreadable chunk may have hidden older entries: then the memtables stay separate.
         if lost.len() == before {
             core.levels.merge_loaded_runs();
         }
     }
-    let mut image = read_memtable_image(core, &blob.replayed_log, lost)?;
+    let mut image = read_memtable_image(&mut reads, &blob.replayed_log, lost)?;
     if !image.lost.is_empty() {
         let lost = std::mem::take(&mut image.lost);
         core.levels.sealed_memtables.push(Arc::new(ImmutableMemtable::with_unreadable_ranges(

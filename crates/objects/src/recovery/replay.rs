@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use draconis_types::PrivateBuffer;
 
-use crate::cached_disk::CachedDisk;
+use crate::cached_disk::{CachedDisk, PagesRead};
 use crate::checkpoint_record::CheckpointRecord;
 use crate::codec::{to_u32_saturating, to_usize_saturating};
 use crate::core::Core;
@@ -95,13 +95,24 @@ impl LogReader {
         }
     }
 
+    /// Begins to read a stream at its position.
+    fn begin(&self, (segment, pos, _): StreamPosition) -> PagesRead {
+        let geometry = self.io.geometry;
+        let room = geometry.segment_bytes.saturating_sub(pos) as usize;
+        let len = self.read_bytes.min(room).next_multiple_of(geometry.page_bytes as usize);
+        let at = geometry.start_of(segment).saturating_add(u64::from(pos));
+        self.io.begin_reading_pages(at, len)
+    }
+
     /// Reads the whole commits after the reader's position. `table` names the segments in which a
     /// lost frame's successors are looked for.
     pub fn read_tail(&self, durable: u64, table: Option<&SegmentTable>) -> Result<LogTail> {
         let mut found: Vec<LogFrame> = vec![];
         let mut durable = durable.max(self.seq);
-        for (stream, place) in self.places.iter().enumerate() {
-            durable = durable.max(scan_stream(self, stream, *place, table, &mut found)?);
+        // The first reads of all streams are in flight together.
+        let first: Vec<PagesRead> = self.places.iter().map(|place| self.begin(*place)).collect();
+        for ((stream, place), first) in self.places.iter().enumerate().zip(first) {
+            durable = durable.max(scan_stream(self, stream, *place, first, table, &mut found)?);
         }
         let mut commits: BTreeMap<u64, Vec<LogFrame>> = BTreeMap::new();
         for frame in found {
@@ -142,6 +153,7 @@ fn scan_stream(
     log: &LogReader,
     stream: usize,
     place: StreamPosition,
+    first: PagesRead,
     table: Option<&SegmentTable>,
     out: &mut Vec<LogFrame>,
 ) -> Result<u64> {
@@ -149,10 +161,10 @@ fn scan_stream(
     let (mut segment, mut pos, mut next) = place;
     let mut seq = log.seq.saturating_add(1);
     let mut durable = 0;
+    let mut window: Option<(u32, PrivateBuffer)> = Some((pos, first.wait()?));
     // A stream cannot go through more segments than there are.
     for _ in 0..=geometry.segments {
         let start = geometry.start_of(segment);
-        let mut window: Option<(u32, PrivateBuffer)> = None;
         let before = out.len();
         while pos < geometry.segment_bytes {
             let Some((header, table)) =
@@ -193,7 +205,7 @@ fn scan_stream(
             }
             break;
         }
-        (segment, pos) = (next, 0);
+        (segment, pos, window) = (next, 0, None);
     }
     Ok(durable)
 }
