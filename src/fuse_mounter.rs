@@ -20,13 +20,14 @@ impl Mounter for FuseMounter {
         mount_point: &Path,
         volume: &Path,
         device: Option<&Path>,
+        connection: Option<&OwnedFd>,
         options: &MountOptions,
     ) -> Result<OwnedFd, String> {
         let options = fuse::KernelOptions {
             device: device.map(Path::to_path_buf),
             ..kernel_options(volume, options)
         };
-        fuse::mount(mount_point, &options).map_err(|error| error.to_string())
+        fuse::mount(mount_point, connection, &options).map_err(|error| error.to_string())
     }
 
     fn remount(

@@ -42,6 +42,9 @@ Options for -o, separated by commas:
                        --commit-ms and --take-over, for lines of fstab
   polling=off          do not busy-poll (up to 0.1 ms) for the next request; saves power (auto)
   norestart            do not restart a worker that died; the mount stays dead
+  uring=auto|on|off    use FUSE over io_uring, for faster small calls: only root's mounts with
+                       norestart, where root has written Y to
+                       /sys/module/fuse/parameters/enable_uring (auto); on fails elsewhere
   dev, suid, noexec    as in mount(8); devices and setuid are ignored by default
   user, owner          as in mount(8): without devices and setuid
   errors=WHAT          how to mount a volume marked as damaged: remount-ro (read-only) or

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use draconis_exchange::contract::request_log::RequestLog;
 use draconis_exchange::notices::NoticeSender;
-use draconis_front::fuse::{Activity, Server, ServerOptions};
+use draconis_front::fuse::{Activity, RingSet, Server, ServerOptions};
 use draconis_service::volume::VolumeTree;
 use draconis_service::worker::{self, RequestServer};
 
@@ -21,15 +21,22 @@ pub struct Arguments {
     /// The volume is served by the process of a store.
     #[arg(long)]
     remote: bool,
+    /// It gets /dev/fuse to make rings for its mount.
+    #[arg(long)]
+    rings: bool,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    worker::run_worker(FuseServer(Activity::default()), arguments.remote, arguments.memory)
-        .map_err(anyhow::Error::msg)?;
+    let Arguments { memory, remote, rings } = *arguments;
+    worker::run_worker(FuseServer::default(), remote, rings, memory).map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }
 
-struct FuseServer(Activity);
+#[derive(Default)]
+struct FuseServer {
+    activity: Activity,
+    rings: Option<RingSet>,
+}
 
 impl RequestServer for FuseServer {
     fn serve(
@@ -43,20 +50,34 @@ impl RequestServer for FuseServer {
             permissions: tree.kernel_checks_permissions(),
             write_back: tree.uses_writeback_cache(),
             no_polling: tree.is_polling_disabled(),
+            over_rings: false,
         };
         let server = Server::new(tree, options).with_recorder(recorder).with_notices(notices);
-        server.serve(connection, &self.0)
+        let server = match &self.rings {
+            Some(rings) => server.with_rings(rings),
+            None => server,
+        };
+        server.serve(connection, &self.activity)
+    }
+
+    fn prepare_rings(&mut self, device: OwnedFd) -> Result<(), String> {
+        self.rings = Some(RingSet::new(device).map_err(|error| format!("io_uring: {error}"))?);
+        Ok(())
+    }
+
+    fn is_over_rings(&self) -> bool {
+        self.rings.as_ref().is_some_and(RingSet::is_used)
     }
 
     fn answered_requests(&self) -> u64 {
-        self.0.answered_requests()
+        self.activity.answered_requests()
     }
 
     fn requests_by_opcode(&self) -> BTreeMap<&'static str, u64> {
-        self.0.requests_by_opcode()
+        self.activity.requests_by_opcode()
     }
 
     fn current_request_age(&self) -> Duration {
-        self.0.current_request_age()
+        self.activity.current_request_age()
     }
 }

@@ -21,10 +21,13 @@ mod options;
 
 mod reply;
 mod request;
+mod ring;
 mod serve;
 mod sync_batch;
+mod transport;
 
 pub use activity::Activity;
 pub use mount::{KernelOptions, MountError, mount, read_ahead_file, remount, unmount};
 pub use options::ServerOptions;
+pub use ring::RingSet;
 pub use serve::Server;

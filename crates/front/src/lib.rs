@@ -3,6 +3,6 @@
 //! This crate knows the contracts of `exchange` and the kernel's protocols, but no disk block,
 //! cache or file system format.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod fuse;

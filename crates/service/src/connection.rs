@@ -17,6 +17,8 @@ use draconis_exchange::notices::{self, NoticeSender};
 use draconis_types::injected_fault::InjectedFault;
 use rustix::fs::{Mode, OFlags};
 
+use crate::options::{MountOptions, UringUse};
+
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
 /// The first Linux version that can resend requests.
 const MIN_RESEND_KERNEL: (u32, u32) = (6, 9);
@@ -53,6 +55,40 @@ impl NotificationRelays {
     /// finish one in time.
     pub(crate) fn pause_notifications(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         self.sending.try_write_for(PAUSE_TIMEOUT)
+    }
+}
+
+/// Parameter of the kernel that offers rings to new mounts.
+const ENABLE_URING_FILE: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Opens `/dev/fuse` for a mount over rings, if there is to be one. The connection exists before
+/// its mount because the worker makes the rings for it before it is confined.
+///
+/// # Errors
+/// Reason, for the user, why a mount that must have rings has none.
+pub(crate) fn open_for_rings(options: &MountOptions) -> Result<Option<OwnedFd>, String> {
+    let enabled = || std::fs::read_to_string(ENABLE_URING_FILE).unwrap_or_default();
+    let obstacle = if options.uring == UringUse::Off {
+        return Ok(None);
+    } else if options.restart {
+        Some("a mount whose worker restarts cannot use it; add norestart".to_string())
+    } else if !rustix::process::geteuid().is_root() {
+        Some("only mounts of root can use it".into())
+    } else if !enabled().starts_with('Y') {
+        Some(format!("the kernel does not offer it; write Y to {ENABLE_URING_FILE}"))
+    } else {
+        None
+    };
+    match obstacle {
+        Some(why) if options.uring == UringUse::On => {
+            Err(format!("mount option 'uring=on': {why}"))
+        }
+        Some(_) => Ok(None),
+        None => {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC;
+            let device = rustix::fs::open("/dev/fuse", flags, Mode::empty());
+            device.map(Some).map_err(|errno| format!("/dev/fuse: {errno}"))
+        }
     }
 }
 

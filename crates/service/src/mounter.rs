@@ -10,7 +10,8 @@ use crate::options::MountOptions;
 /// Makes a volume appear to Linux programs. FUSE is the only implementation today.
 pub trait Mounter: Send + Sync + 'static {
     /// Attaches `mount_point` and returns the descriptor of its FUSE connection. The kernel shows a
-    /// block `device`, if given, as the source of the mount, and opens it exclusively.
+    /// block `device`, if given, as the source of the mount, and opens it exclusively. The mount has
+    /// `connection`, an open `/dev/fuse`, if given (root only).
     ///
     /// # Errors
     /// A message with the next step for the user.
@@ -19,6 +20,7 @@ pub trait Mounter: Send + Sync + 'static {
         mount_point: &Path,
         volume: &Path,
         device: Option<&Path>,
+        connection: Option<&OwnedFd>,
         options: &MountOptions,
     ) -> Result<OwnedFd, String>;
 

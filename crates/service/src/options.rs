@@ -5,6 +5,20 @@ use std::path::PathBuf;
 use draconis_types::AccessTimes;
 use serde::{Deserialize, Serialize};
 
+/// Whether a mount uses FUSE over io_uring. Only one without restart can: the kernel loses the
+/// requests of a server that dies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UringUse {
+    /// Where possible.
+    #[default]
+    Auto,
+    /// Or do not mount.
+    On,
+    /// Never.
+    Off,
+}
+
 /// Mount options: everything that `-o` accepts, with the defaults.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountOptions {
@@ -61,6 +75,9 @@ pub struct MountOptions {
     /// Sleep until a request arrives instead of busy-polling for a moment.
     #[serde(default)]
     pub no_polling: bool,
+    /// Whether requests come over FUSE's ring.
+    #[serde(default)]
+    pub uring: UringUse,
     /// The volume must have a journal, because `data=` was given.
     #[serde(default)]
     pub journal: bool,
@@ -132,6 +149,7 @@ impl Default for MountOptions {
             dirty_bytes: 64 << 20,
             write_back: false,
             no_polling: false,
+            uring: UringUse::Auto,
             journal: false,
             source: None,
             subtype: None,
@@ -415,6 +433,7 @@ impl MountOptions {
             "writeback" => self.write_back = true,
             "nowriteback" => self.write_back = false,
             "polling" => self.no_polling = parse_polling(value)?,
+            "uring" => self.uring = parse_uring(value)?,
             "commit" => self.commit_s = parse_number_option("commit", value)?,
             "dirty" => self.dirty_bytes = parse_size_option("dirty", value)?,
             "deadline" => self.deadline_s = parse_number_option("deadline", value)?,
@@ -497,6 +516,16 @@ fn parse_data_option(value: &str) -> Result<bool, OptionError> {
             Err(unsupported("data=journal", why))
         }
         _ => Err(invalid_value("data", "ordered or writeback", value)),
+    }
+}
+
+/// Parses `uring=`.
+fn parse_uring(value: &str) -> Result<UringUse, OptionError> {
+    match value {
+        "auto" => Ok(UringUse::Auto),
+        "on" => Ok(UringUse::On),
+        "off" => Ok(UringUse::Off),
+        _ => Err(invalid_value("uring", "auto, on or off", value)),
     }
 }
 

@@ -256,6 +256,9 @@ pub struct WorkerStatus {
     pub by_opcode: BTreeMap<String, u64>,
     /// Age of the request in progress, in milliseconds; 0 when idle.
     pub busy_ms: u64,
+    /// True if requests come over FUSE's ring.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uring: bool,
     /// Reads of the device.
     pub device_reads: u64,
     /// Bytes read from the device.

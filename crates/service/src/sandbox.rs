@@ -8,7 +8,8 @@
 //! Law 1: a profile is applied before the first byte of a volume is parsed, while the process has
 //! one thread. Threads started later inherit everything.
 //! Law 2: seccomp kills the process on any system call that is not listed. No listed call can open,
-//! connect, execute, or map memory executable.
+//! connect, execute, or map memory executable. A ring is made and restricted before, since the
+//! filter cannot see its operations: see [`SandboxProfile::RingWorker`].
 //! Law 3: [`Confinement`] reports what the kernel could not enforce; nothing is assumed.
 #![allow(unsafe_code)]
 
@@ -37,6 +38,9 @@ const NOBODY_UID: u32 = 65534;
 pub enum SandboxProfile<'a> {
     /// A worker: reads, writes and waits on its existing descriptors. As root it becomes nobody.
     Worker,
+    /// A worker that also serves a mount over rings, which refuse all but FUSE commands. Each
+    /// thread may choose its CPU.
+    RingWorker,
     /// A process that serves the disks of a store: like a worker, and it accepts sessions.
     Store,
     /// A process that serves disks to clients: like a worker, and it accepts connections on its
@@ -89,7 +93,13 @@ pub fn confine(
     #[cfg(target_env = "gnu")]
     limit_malloc_arenas();
     set_resource_limits(memory_limit_bytes)?;
-    if matches!(profile, SandboxProfile::Worker | SandboxProfile::Store | SandboxProfile::Export) {
+    if matches!(
+        profile,
+        SandboxProfile::Worker
+            | SandboxProfile::RingWorker
+            | SandboxProfile::Store
+            | SandboxProfile::Export
+    ) {
         become_nobody()?;
     }
     let keep = match profile {
@@ -343,6 +353,10 @@ fn build_syscall_filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, secc
     }
     if matches!(profile, SandboxProfile::Export) {
         rules.extend(EXPORT_SYSCALLS.iter().map(|&call| (call, vec![])));
+    }
+    if matches!(profile, SandboxProfile::RingWorker) {
+        rules.insert(libc::SYS_io_uring_enter, vec![]);
+        rules.insert(libc::SYS_sched_setaffinity, vec![arg_equals(0, 0)?]);
     }
     if matches!(profile, SandboxProfile::Resizer) {
         rules.insert(libc::SYS_ftruncate, vec![]);

@@ -26,6 +26,7 @@ use draconis_types::Refusal;
 use crate::disk::open_session_disk;
 use crate::disk::split_disk;
 use crate::oplog::{self, OpLog};
+use crate::options::UringUse;
 use crate::protocol::WorkerStatus;
 use crate::request_log::{WorkerRequestLog, WorkerStart};
 use crate::sandbox::{Confinement, SandboxProfile, close_other_fds, confine};
@@ -60,6 +61,13 @@ pub trait RequestServer: Send + Sync + 'static {
         tree: &VolumeTree,
         recorder: &dyn RequestLog,
     ) -> std::io::Result<()>;
+    /// Makes the rings of a mount on `device`, an open `/dev/fuse`, before the process is confined.
+    ///
+    /// # Errors
+    /// A message for the user.
+    fn prepare_rings(&mut self, device: OwnedFd) -> Result<(), String>;
+    /// Returns true if requests come over rings.
+    fn is_over_rings(&self) -> bool;
     /// Returns the number of requests answered so far.
     fn answered_requests(&self) -> u64;
     /// Returns the number of requests read by opcode.
@@ -69,24 +77,28 @@ pub trait RequestServer: Send + Sync + 'static {
 }
 
 /// Runs a worker until its mount ends. It reads its disk itself, or uses a disk served by another
-/// process if `is_remote`. `memory_limit_bytes` bounds its private memory.
+/// process if `is_remote`. With `has_rings` it makes rings for its mount. `memory_limit_bytes` bounds
+/// its private memory.
 ///
 /// # Errors
 /// A message if anything but a keeper started the process, or if it cannot be confined.
 pub fn run_worker(
-    serve: impl RequestServer,
+    mut serve: impl RequestServer,
     is_remote: bool,
+    has_rings: bool,
     memory_limit_bytes: Option<u64>,
 ) -> Result<(), String> {
     let control = std::io::stdin().as_fd().try_clone_to_owned();
     let control = UnixStream::from(control.map_err(|error| error.to_string())?);
-    let (fixed, behind) = receive_descriptors(&control)
+    let (fixed, mut behind) = receive_descriptors(&control)
         .ok_or("a worker is started by the keeper; see draconis-mount(1)")?;
     let [image, session, log] = fixed;
     let keeper = control.try_clone().map_err(|error| error.to_string())?;
     let own = [control.as_fd(), keeper.as_fd(), image.as_fd(), session.as_fd(), log.as_fd()];
     let own: Vec<_> = own.into_iter().chain(behind.iter().map(AsFd::as_fd)).collect();
     close_other_fds(&own);
+    // The last one, if there are to be rings.
+    let device = if has_rings { behind.pop() } else { None };
     let log = oplog::map_existing(log)?;
     oplog::prefault_request_buffer(&log);
     std::panic::set_hook(Box::new(|panic| {
@@ -104,8 +116,12 @@ pub fn run_worker(
     };
     let behind = behind.into_iter().map(opened).collect::<Result<_, _>>()?;
     let session = accept(&session, until).map_err(|error| error.to_string())?;
-    let confinement =
-        confine(&SandboxProfile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
+    let rings = device.map(|device| serve.prepare_rings(device));
+    let profile = match rings {
+        Some(Ok(())) => SandboxProfile::RingWorker,
+        _ => SandboxProfile::Worker,
+    };
+    let confinement = confine(&profile, memory_limit_bytes).map_err(|error| error.to_string())?;
     prefault_heap();
     let worker = Arc::new(WorkerControl {
         resources: Mutex::new(Some(WorkerResources { image, backing_files: behind, log })),
@@ -113,6 +129,7 @@ pub fn run_worker(
         tree: Arc::default(),
         request_log: OnceLock::new(),
         confinement,
+        ring_failure: rings.and_then(Result::err),
         server: serve,
     });
     let waiting = worker.clone();
@@ -154,6 +171,8 @@ struct WorkerControl<S> {
     tree: Arc<OnceLock<VolumeTree>>,
     request_log: OnceLock<Arc<WorkerRequestLog>>,
     confinement: Confinement,
+    /// Why there are no rings, if they were wanted.
+    ring_failure: Option<String>,
     server: S,
 }
 
@@ -208,6 +227,14 @@ impl<S: RequestServer> WorkerControl<S> {
     fn open(&self, options: &[u8]) -> Result<VolumeTree, OpenError> {
         let start: WorkerStart = serde_json::from_slice(options)
             .map_err(|error| OpenError::Options(error.to_string()))?;
+        match &self.ring_failure {
+            Some(why) if start.options.uring == UringUse::On => {
+                let why = format!("mount option 'uring=on': {why}");
+                return Err(OpenError::Options(why));
+            }
+            Some(why) => log::info!("requests come over the device file: {why}"),
+            None => {}
+        }
         let given = self.resources.lock().take();
         let given = given.ok_or_else(|| OpenError::Options("mounted already".into()))?;
         let WorkerResources { image, backing_files: behind, log } = given;
@@ -329,6 +356,7 @@ impl<S: RequestServer> WorkerControl<S> {
     fn status(&self) -> WorkerStatus {
         let mut status = self.tree.get().map(VolumeTree::status).unwrap_or_default();
         status.requests = self.server.answered_requests();
+        status.uring = self.server.is_over_rings();
         let by_opcode = self.server.requests_by_opcode().into_iter();
         status.by_opcode = by_opcode.map(|(name, count)| (name.into(), count)).collect();
         status.busy_ms =

@@ -197,7 +197,8 @@ impl WorkerExit {
 impl Worker {
     /// Starts a process, has it confine itself and open the volume in `source`. It reads a file
     /// itself, and a thread of this process writes it. The store process reads and writes a disk in
-    /// a store. `behind` are the backing files. It logs its requests in the memory `log`.
+    /// a store. `behind` are the backing files. It logs its requests in the memory `log`. With
+    /// `fuse_device`, it makes rings for that connection.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -205,9 +206,10 @@ impl Worker {
         source: &VolumeSource,
         behind: &[OwnedFd],
         log: &Arc<SharedMemory>,
+        fuse_device: Option<&OwnedFd>,
         start: &WorkerStart,
     ) -> Result<Self, StartError> {
-        Self::start_standby(source, behind, log, &start.options)?.open(start)
+        Self::start_standby(source, behind, log, fuse_device, &start.options)?.open(start)
     }
 
     /// Starts a process that confines itself, and reads the volume only when told to open it.
@@ -218,6 +220,7 @@ impl Worker {
         source: &VolumeSource,
         behind: &[OwnedFd],
         log: &Arc<SharedMemory>,
+        fuse_device: Option<&OwnedFd>,
         options: &MountOptions,
     ) -> Result<StandbyWorker, StartError> {
         let (control, theirs) = UnixStream::pair()?;
@@ -227,6 +230,7 @@ impl Worker {
         let child = Command::new("/proc/self/exe")
             .arg("worker")
             .args(matches!(source, VolumeSource::Store(_)).then_some("--remote"))
+            .args(fuse_device.map(|_| "--rings"))
             .arg("--memory")
             .arg((options.memory_limit_bytes() * 8).to_string())
             .env_clear()
@@ -246,7 +250,8 @@ impl Worker {
         let guest = pidfd.try_clone()?;
         let given = |volume: BorrowedFd<'_>| {
             let fixed = [volume, session_theirs.as_fd(), log.as_fd()];
-            let all: Vec<_> = fixed.into_iter().chain(behind.iter().map(AsFd::as_fd)).collect();
+            let behind = behind.iter().chain(fuse_device).map(AsFd::as_fd);
+            let all: Vec<_> = fixed.into_iter().chain(behind).collect();
             send_descriptors(&control, &all)?;
             std::io::Result::Ok(session.start(guest))
         };

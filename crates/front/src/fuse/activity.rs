@@ -62,6 +62,9 @@ const OPCODE_NAMES: [&str; 53] = [
     "statx",
 ];
 
+/// Number of readers that are told apart.
+const READER_SLOTS: usize = 64;
+
 /// Current and past activity of a server, for its supervisor.
 #[derive(Debug)]
 pub struct Activity {
@@ -69,8 +72,9 @@ pub struct Activity {
     requests: AtomicU64,
     /// Number of requests by opcode; opcodes without a name are counted under 0.
     by_opcode: [AtomicU64; OPCODE_NAMES.len()],
-    /// Start of the current request, in microseconds since `start`, plus one; 0 if idle.
-    busy_since: AtomicU64,
+    /// For each reader the start of its current request, in microseconds since `start`, plus one;
+    /// 0 if idle.
+    busy_since: [AtomicU64; READER_SLOTS],
 }
 
 impl Default for Activity {
@@ -79,7 +83,7 @@ impl Default for Activity {
             start: Instant::now(),
             requests: AtomicU64::new(0),
             by_opcode: array::from_fn(|_| AtomicU64::new(0)),
-            busy_since: AtomicU64::new(0),
+            busy_since: array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 }
@@ -104,13 +108,13 @@ impl Activity {
         all
     }
 
-    /// Returns the age of the current request; zero when idle. Requests that wait for the disk do
+    /// Returns the age of the oldest current request; zero when idle. Requests that wait for the disk do
     /// not count: their duration is not the server's fault.
     pub fn current_request_age(&self) -> Duration {
-        match self.busy_since.load(Relaxed) {
-            0 => Duration::ZERO,
-            since => self.start.elapsed().saturating_sub(Duration::from_micros(since - 1)),
-        }
+        let busy = self.busy_since.iter().map(|since| since.load(Relaxed)).filter(|it| *it > 0);
+        busy.min().map_or(Duration::ZERO, |since| {
+            self.start.elapsed().saturating_sub(Duration::from_micros(since - 1))
+        })
     }
 
     pub(super) fn count_opcode(&self, opcode: u32) {
@@ -118,13 +122,14 @@ impl Activity {
         count.unwrap_or(&self.by_opcode[0]).fetch_add(1, Relaxed);
     }
 
-    pub(super) fn begin_request(&self) {
+    /// Records the start of a request of the reader `slot`: 0 for the device file, then the queues.
+    pub(super) fn begin_request(&self, slot: usize) {
         let now = self.start.elapsed().as_micros() as u64;
-        self.busy_since.store(now + 1, Relaxed);
+        self.busy_since[slot % READER_SLOTS].store(now + 1, Relaxed);
     }
 
-    pub(super) fn end_request(&self) {
-        self.busy_since.store(0, Relaxed);
+    pub(super) fn end_request(&self, slot: usize) {
+        self.busy_since[slot % READER_SLOTS].store(0, Relaxed);
     }
 
     pub(super) fn count_reply(&self) {

@@ -233,6 +233,10 @@ impl Header {
         format!("{name} inode {}", self.node.0)
     }
 
+    pub(super) fn is_init(self) -> bool {
+        self.opcode == INIT
+    }
+
     /// Returns true if a server that died has read it before.
     pub(super) fn is_resent(self) -> bool {
         self.unique & UNIQUE_RESEND != 0

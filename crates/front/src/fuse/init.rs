@@ -43,6 +43,7 @@ const INIT_EXT: u64 = 1 << 30;
 /// Files opened for direct I/O can be mapped.
 const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 const HAS_RESEND: u64 = 1 << 39;
+const OVER_IO_URING: u64 = 1 << 41;
 
 /// A FUSE_INIT request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +86,9 @@ impl InitRequest {
         if options.permissions {
             wanted |= POSIX_ACL;
         }
+        if options.over_rings {
+            wanted |= OVER_IO_URING;
+        }
         if writable {
             wanted |= HANDLE_KILLPRIV_V2 | DONT_MASK | SETXATTR_EXT;
             if options.write_back {
@@ -116,7 +120,11 @@ impl InitRequest {
         // Time granularity in ns; pages of a request; no DAX mappings.
         answer.push_u32(1).push_u16((MAX_WRITE_BYTES / PAGE_BYTES) as u16).push_u16(0);
         answer.push_u32((flags >> 32) as u32).pad_to(INIT_OUT_BYTES);
-        Some((answer, NegotiatedFeatures { setxattr_ext: flags & SETXATTR_EXT != 0 }))
+        let agreed = NegotiatedFeatures {
+            setxattr_ext: flags & SETXATTR_EXT != 0,
+            over_rings: flags & OVER_IO_URING != 0,
+        };
+        Some((answer, agreed))
     }
 }
 
@@ -125,6 +133,8 @@ impl InitRequest {
 pub(super) struct NegotiatedFeatures {
     /// True if FUSE_SETXATTR is eight bytes longer.
     pub setxattr_ext: bool,
+    /// True if the kernel sends requests over rings once their entries are registered.
+    pub over_rings: bool,
 }
 
 #[cfg(test)]
@@ -149,9 +159,15 @@ mod tests {
             max_read_ahead: 1 << 17,
             kernel_flags: capable,
         };
-        let options = ServerOptions { permissions: true, write_back: true, no_polling: false };
+        let options = ServerOptions {
+            permissions: true,
+            write_back: true,
+            no_polling: false,
+            over_rings: false,
+        };
         assert_eq!(negotiated_flags(of(0), options, true), 0);
         let all = negotiated_flags(of(ALL_KERNEL_FLAGS), options, true);
+        assert_eq!(all & OVER_IO_URING, 0);
         assert!(all & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT) > 0 && all & (1 << 3) == 0);
         let reading = negotiated_flags(of(ALL_KERNEL_FLAGS), ServerOptions::default(), false);
         assert_eq!(reading & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT | DONT_MASK), 0);

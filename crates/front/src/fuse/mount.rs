@@ -68,13 +68,18 @@ pub enum MountError {
     Helper(String),
 }
 
-/// Mounts a new FUSE connection on `dir` and returns its descriptor, not yet initialised.
+/// Mounts a new FUSE connection on `dir` and returns its descriptor, not yet initialised. The
+/// connection is that of `device`, an open `/dev/fuse`, if given (root only).
 ///
 /// # Errors
 /// See [`MountError`].
-pub fn mount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountError> {
+pub fn mount(
+    dir: &Path,
+    device: Option<&OwnedFd>,
+    options: &KernelOptions,
+) -> Result<OwnedFd, MountError> {
     if rustix::process::geteuid().is_root() {
-        mount_as_root(dir, options)
+        mount_as_root(dir, device, options)
     } else {
         mount_with_fusermount(dir, options)
     }
@@ -117,9 +122,17 @@ pub fn remount(dir: &Path, options: &KernelOptions) -> Result<(), MountError> {
     })
 }
 
-fn mount_as_root(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountError> {
+fn mount_as_root(
+    dir: &Path,
+    device: Option<&OwnedFd>,
+    options: &KernelOptions,
+) -> Result<OwnedFd, MountError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let fuse = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(MountError::NoFuse)?;
+    let fuse = match device {
+        Some(device) => rustix::io::fcntl_dupfd_cloexec(device, 0),
+        None => rustix::fs::open("/dev/fuse", flags, Mode::empty()),
+    };
+    let fuse = fuse.map_err(MountError::NoFuse)?;
     let failed = |errno| MountError::Kernel(dir.into(), errno);
     let mode = rustix::fs::stat(dir).map_err(failed)?.st_mode & 0o170000;
     let mut data = format!("fd={},rootmode={mode:o},user_id=0,group_id=0", fuse.as_raw_fd());

@@ -11,4 +11,6 @@ pub struct ServerOptions {
     pub write_back: bool,
     /// Sleep until a request arrives, instead of busy-polling for a while.
     pub no_polling: bool,
+    /// Have the kernel send requests over rings.
+    pub over_rings: bool,
 }

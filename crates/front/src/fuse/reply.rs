@@ -7,7 +7,7 @@
 use draconis_types::{Attributes, Node, Time};
 
 /// Length of the header, in bytes.
-const HEADER_BYTES: usize = 16;
+pub(super) const HEADER_BYTES: usize = 16;
 /// The longest body: the reply to `statx`.
 const MAX_BODY_BYTES: usize = 288;
 /// Cache timeout of names and attributes, in seconds: the volume changes only through this server.

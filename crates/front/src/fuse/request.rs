@@ -78,20 +78,35 @@ impl Request {
         fuse: impl AsFd,
         recorder: Option<&dyn RequestLog>,
     ) -> Result<(), Errno> {
+        self.prepare_buffers(recorder);
+        self.len = rustix::io::readv(fuse, &mut self.buffers().map(IoSliceMut::new))?;
+        self.assemble();
+        Ok(())
+    }
+
+    /// Takes over the next request from these parts, as [`Self::read`] does from a device.
+    pub(super) fn load(&mut self, parts: [&[u8]; 3], recorder: Option<&dyn RequestLog>) {
+        self.prepare_buffers(recorder);
+        self.len = copy_parts(parts, self.buffers());
+        self.assemble();
+    }
+
+    fn prepare_buffers(&mut self, recorder: Option<&dyn RequestLog>) {
         (self.data, self.pool_buffer) = (None, None);
         if !matches!(self.predicted, WriteBuffer::Pooled(_))
             && let Some(room) = recorder.and_then(|recorder| recorder.allocate_buffer(MAX_IO_BYTES))
         {
             self.predicted = WriteBuffer::Pooled(room);
         }
+    }
+
+    /// Returns the memory that a request is read into, part after part.
+    fn buffers(&mut self) -> [&mut [u8]; 3] {
         let Self { block, head, predicted: expected, .. } = self;
         let block = block.bytes_mut().unwrap_or_default();
         let before = head.len() + expected.as_ref().len();
         let (_, rest) = block.split_at_mut_checked(before).unwrap_or_default();
-        let parts = &mut [&mut head[..], expected.as_mut(), rest].map(IoSliceMut::new);
-        self.len = rustix::io::readv(fuse, parts)?;
-        self.assemble();
-        Ok(())
+        [&mut head[..], expected.as_mut(), rest]
     }
 
     /// Passes data of the predicted length on without a copy, or assembles the request.
@@ -228,6 +243,26 @@ impl Request {
         *block = request.buffer;
         written.map(|len| len.min(write.len - done))
     }
+}
+
+/// Copies parts into buffers, one after the other; returns the number of bytes copied.
+fn copy_parts(parts: [&[u8]; 3], buffers: [&mut [u8]; 3]) -> usize {
+    let mut buffers = buffers.into_iter();
+    let (mut into, mut len) = (buffers.next().unwrap_or_default(), 0);
+    for mut part in parts {
+        while !part.is_empty() {
+            if into.is_empty() {
+                let Some(next) = buffers.next() else { return len };
+                into = next;
+                continue;
+            }
+            let now = part.len().min(into.len());
+            let (filled, rest) = into.split_at_mut(now);
+            filled.copy_from_slice(&part[..now]);
+            (into, part, len) = (rest, &part[now..], len + now);
+        }
+    }
+    len
 }
 
 /// Buffer for the data of one write.

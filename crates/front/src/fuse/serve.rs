@@ -10,8 +10,11 @@
 //! request waits for the disk. Its thread then makes a follower the leader, and answers once the
 //! disk is done: requests behind it continue. Requests that wait for the same share a flush and a
 //! thread: see [`sync_batch`](super::sync_batch).
+//!
+//! Over rings each queue has a reader: see [`queues`]. The device file still has forgets.
 
 mod change;
+mod queues;
 mod replay;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -35,6 +38,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use self::change::ChangeReply;
+use self::queues::Helpers;
 use self::replay::PendingReplies;
 use super::activity::Activity;
 use super::decoder::{self, Header, Message, UNIQUE_RESEND};
@@ -45,7 +49,9 @@ use super::open;
 use super::options::ServerOptions;
 use super::reply::{self, Reply, ReplyBody};
 use super::request::{MAX_IO_BYTES, Request};
+use super::ring::RingSet;
 use super::sync_batch::{SyncBatcher, SyncRequest};
+use super::transport::Transport;
 
 /// Maximum number of threads: all but one may wait for the disk.
 const MAX_FUSE_THREADS: usize = 8;
@@ -65,6 +71,7 @@ pub struct Server<'a, T: Tree + Sync> {
     pending_replies: PendingReplies,
     /// Sends the notifications on which the kernel may block.
     notices: Option<&'a NoticeSender>,
+    rings: Option<&'a RingSet>,
 }
 
 impl<'a, T: Tree + Sync> Server<'a, T> {
@@ -74,7 +81,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         // Every kernel that a restarted server can meet has the long form.
         let setxattr_ext = AtomicBool::new(tree.is_writable());
         let (pages, answers) = (PageCacheFilter::default(), PendingReplies::default());
-        let (recorder, notices) = (None, None);
+        let (recorder, notices, rings) = (None, None, None);
         Self {
             tree,
             options,
@@ -84,6 +91,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             recorder,
             pending_replies: answers,
             notices,
+            rings,
         }
     }
 
@@ -98,6 +106,18 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         Self { notices: Some(notices), ..self }
     }
 
+    /// Serves requests over rings, if the kernel agrees. Such a mount ends with its server: the
+    /// kernel does not send again what a server that died had not answered.
+    pub fn with_rings(self, rings: &'a RingSet) -> Self {
+        let options = ServerOptions { over_rings: true, ..self.options };
+        Self { rings: Some(rings), options, ..self }
+    }
+
+    /// Returns true if the kernel has agreed to send requests over rings.
+    pub(super) fn is_over_rings(&self) -> bool {
+        self.rings.is_some_and(RingSet::is_used)
+    }
+
     /// Serves requests until the mount ends.
     ///
     /// `fuse` may be new, or initialised already by an earlier server of the same tree.
@@ -109,32 +129,37 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         rustix::fs::fcntl_setfl(&fuse, flags | rustix::fs::OFlags::NONBLOCK)?;
         let (notifier, late) = Notifier::new();
         self.replay_oplog(&fuse);
-        let threads_of_mount = LeaderFollowers::new(self, &fuse, activity, &notifier);
+        let transport = Transport { fuse: fuse.as_fd(), rings: self.rings };
+        let threads_of_mount = LeaderFollowers::new(self, transport, activity, &notifier);
         std::thread::scope(|scope| {
-            let fuse = &fuse;
             std::thread::Builder::new()
                 .name("fuse-late".into())
                 .spawn_scoped(scope, move || {
-                    late.into_iter().for_each(|late| self.run_deferred(fuse, late))
+                    late.into_iter().for_each(|late| self.run_deferred(transport, late))
                 })?;
             let served = threads_of_mount.run_thread(scope);
+            if let Some(rings) = self.rings.filter(|_| served.is_err()) {
+                rings.report_failure();
+            }
+            threads_of_mount.helpers.close();
             notifier.close();
             served
         })
     }
 
-    fn run_deferred(&self, fuse: impl AsFd, late: NotifyTask) {
+    fn run_deferred(&self, transport: Transport<'_>, late: NotifyTask) {
+        let fuse = transport.fuse;
         match late {
             NotifyTask::NotifyThenReply { both, deferred } => {
                 let [notice, reply] = *both;
-                log_send_error(self.notify(&fuse, &notice, None));
-                send_reply(&fuse, &reply);
+                log_send_error(self.notify(fuse, &notice, None));
+                transport.send_reply(&reply);
                 if let (Some(recorder), Some(deferred)) = (self.recorder, deferred) {
                     recorder.finish_deferred(deferred);
                 }
             }
             NotifyTask::CheckOrphan(node) => {
-                let recorder = self.recorder.filter(|_| self.is_unused(&fuse, node, None));
+                let recorder = self.recorder.filter(|_| self.is_unused(fuse, node, None));
                 if let Some(recorder) = recorder {
                     recorder.release_orphan(node);
                 }
@@ -192,6 +217,9 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let answer = init.negotiate(self.options, self.tree.is_writable());
         let (answer, agreed) = answer.ok_or(Errno::PROTO)?;
         self.setxattr_ext.store(agreed.setxattr_ext, Ordering::Relaxed);
+        if let Some(rings) = self.rings.filter(|_| agreed.over_rings) {
+            rings.set_used();
+        }
         Ok(answer)
     }
 
@@ -250,9 +278,9 @@ pub(super) fn reply_to(header: Header, answer: Result<ReplyBody, Errno>) -> Repl
     }
 }
 
-/// The descriptor of the kernel connection, the notifier and the oplog.
+/// The kernel connection, the notifier and the oplog.
 pub(super) struct Connection<'l> {
-    pub(super) fuse: BorrowedFd<'l>,
+    transport: Transport<'l>,
     pub(super) notifier: &'l Notifier,
     pub(super) recorder: Option<&'l dyn RequestLog>,
 }
@@ -270,7 +298,7 @@ impl Connection<'_> {
     }
 
     fn send_reply(&self, reply: &Reply) {
-        send_reply(self.fuse, reply);
+        self.transport.send_reply(reply);
     }
 
     /// Replies with data, without a copy.
@@ -278,13 +306,8 @@ impl Connection<'_> {
         let head = Reply::data_header(unique, data.iter().map(|piece| piece.len()).sum());
         let data = data.iter().copied().filter(|piece| !piece.is_empty());
         let parts: Vec<_> = [&head[..]].into_iter().chain(data).map(IoSlice::new).collect();
-        log_send_error(rustix::io::writev(self.fuse, &parts).map(drop));
+        self.transport.send(&parts);
     }
-}
-
-/// Writes a reply or a notification.
-pub(super) fn send_reply(fuse: impl AsFd, reply: &Reply) {
-    log_send_error(rustix::io::write(fuse, reply.as_bytes()).map(drop));
 }
 
 /// Logs a failed send, which has no consequence.
@@ -296,9 +319,9 @@ fn log_send_error(told: rustix::io::Result<()>) {
 }
 
 /// The threads of one mount: the leader reads.
-pub(super) struct LeaderFollowers<'s, 'a, T: Tree + Sync, F> {
+pub(super) struct LeaderFollowers<'s, 'a, T: Tree + Sync> {
     server: &'s Server<'a, T>,
-    fuse: &'s F,
+    transport: Transport<'s>,
     activity: &'s Activity,
     notifier: &'s Notifier,
     /// The thread that holds the lock reads requests.
@@ -307,19 +330,21 @@ pub(super) struct LeaderFollowers<'s, 'a, T: Tree + Sync, F> {
     /// Number of threads that wait to become the leader.
     followers: AtomicUsize,
     syncs: SyncBatcher,
+    /// Threads that answer what the readers of queues must not wait for.
+    helpers: Helpers,
 }
 
-impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
+impl<'s, 'a, T: Tree + Sync> LeaderFollowers<'s, 'a, T> {
     pub(super) fn new(
         server: &'s Server<'a, T>,
-        fuse: &'s F,
+        transport: Transport<'s>,
         activity: &'s Activity,
         notifier: &'s Notifier,
     ) -> Self {
         let (threads, followers) = (AtomicUsize::new(1), AtomicUsize::new(0));
         let leader = Mutex::new(PollBudget::new(server.options.no_polling));
-        let syncs = SyncBatcher::default();
-        Self { server, fuse, activity, notifier, leader, threads, followers, syncs }
+        let (syncs, helpers) = (SyncBatcher::default(), Helpers::default());
+        Self { server, transport, activity, notifier, leader, threads, followers, syncs, helpers }
     }
 
     /// Runs one thread until the mount ends.
@@ -328,12 +353,16 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         loop {
             let mut poll_budget = self.become_leader();
             loop {
-                match request.read(self.fuse, self.server.recorder) {
+                match request.read(self.transport.fuse, self.server.recorder) {
                     // A socket instead of a device: the peer has closed it.
                     Ok(()) if request.is_empty() => return Ok(()),
                     Ok(()) => {}
                     Err(Errno::AGAIN) => {
-                        poll_budget.poll_or_sleep(self.fuse)?;
+                        if self.server.is_over_rings() {
+                            poll_budget.wait_for_forgets(self.transport)?;
+                        } else {
+                            poll_budget.poll_or_sleep(self.transport.fuse)?;
+                        }
                         continue;
                     }
                     // Interrupted, or the request was withdrawn before it was read.
@@ -374,9 +403,12 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
                     self.handle_request(header, &mut request);
                     break;
                 }
-                self.activity.begin_request();
+                self.activity.begin_request(0);
                 self.handle_request(header, &mut request);
-                self.activity.end_request();
+                self.activity.end_request(0);
+                if header.is_init() && self.server.is_over_rings() {
+                    self.start_queues(scope)?;
+                }
             }
         }
     }
@@ -399,7 +431,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         match self.server.recorder.filter(|recorder| recorder.is_quarantined(unique)) {
             Some(recorder) => {
                 recorder.report_quarantined(sync.header.describe());
-                send_reply(self.fuse, &reply_to(sync.header, Err(Errno::IO)));
+                self.transport.send_reply(&reply_to(sync.header, Err(Errno::IO)));
                 false
             }
             None => self.syncs.enqueue(sync),
@@ -416,13 +448,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
             let files: Vec<_> = syncs.iter().map(|it| (it.header.node, it.data_only)).collect();
             let done = self.server.tree.sync_files(&files);
             for sync in &syncs {
-                send_reply(
-                    self.fuse,
-                    &reply_to(
-                        sync.header,
-                        into_errno_or_enosys(done.map(|()| ReplyBody::default())),
-                    ),
-                );
+                let answer = into_errno_or_enosys(done.map(|()| ReplyBody::default()));
+                self.transport.send_reply(&reply_to(sync.header, answer));
                 self.activity.count_reply();
                 DelayPoint::Answered.pass();
             }
@@ -474,7 +501,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
     fn flush_kernel_pages(&self, header: Header, request: &Request) {
         if let Some(offset) = decoder::seek_offset(request.bytes()) {
             let notice = Reply::invalidate_pages(header.node, offset, 0);
-            log_send_error(self.server.notify(self.fuse, &notice, None));
+            log_send_error(self.server.notify(self.transport.fuse, &notice, None));
         }
     }
 
@@ -487,10 +514,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         DelayPoint::Read.pass();
         if recorder.is_quarantined(unique) {
             recorder.report_quarantined(header.describe());
-            return send_reply(
-                self.fuse,
-                &Reply::new(header.unique, Errno::IO.raw_os_error(), &[]),
-            );
+            return self.transport.send_reply(&reply_to(header, Err(Errno::IO)));
         }
         let changes = self.server.tree.is_writable() && header.is_mutation(request.bytes());
         recorder.begin_request(unique, changes.then(|| request.header_and_data()));
@@ -518,20 +542,22 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         } else {
             match decoder::decode(header, request.bytes()) {
                 Some(message) => server.answer_message(&link, header, message),
-                None => self.handle_with_library(request),
+                None => self
+                    .transport
+                    .send_from_file(header.unique, |fd| self.handle_with_library(request, fd)),
             }
         }
         self.activity.count_reply();
     }
 
     fn connection(&self) -> Connection<'_> {
-        let (fuse, recorder) = (self.fuse.as_fd(), self.server.recorder);
-        Connection { fuse, notifier: self.notifier, recorder }
+        let (transport, recorder) = (self.transport, self.server.recorder);
+        Connection { transport, notifier: self.notifier, recorder }
     }
 
-    fn handle_with_library(&self, request: &mut Request) {
+    fn handle_with_library(&self, request: &mut Request, into: BorrowedFd<'_>) {
         let (bytes, reply) = request.as_contiguous();
-        let raw = self.fuse.as_fd().as_raw_fd();
+        let raw = into.as_raw_fd();
         let handled = Reader::from_fuse_buffer(FuseBuf::new(bytes))
             .and_then(|reader| Ok((reader, FuseDevWriter::new(raw, reply)?)))
             .map_err(|error| error.to_string())
@@ -560,6 +586,8 @@ struct PollBudget {
 /// Upper bound of the budget: a little more than a program takes between two requests when it has
 /// to be woken itself.
 const MAX_POLL_TIME: Duration = Duration::from_micros(100);
+/// Interval between looks for forgets while there are some: each look takes all that there are.
+const FORGET_INTERVAL: Duration = Duration::from_millis(1);
 /// Lower bound of the budget: enough for a request that is there already.
 const MIN_POLL_TIME: Duration = Duration::from_micros(2);
 
@@ -578,15 +606,45 @@ impl PollBudget {
         self.budget = budget.max(MIN_POLL_TIME).min(self.max_budget);
     }
 
-    /// Returns when there may be a request.
-    fn poll_or_sleep(&mut self, fuse: impl AsFd) -> io::Result<()> {
+    /// Returns true if it is too early to sleep.
+    fn keeps_polling(&mut self) -> bool {
         let since = *self.since.get_or_insert_with(Instant::now);
-        if since.elapsed() < self.budget {
+        let is_early = since.elapsed() < self.budget;
+        if is_early {
             // Let other threads use this CPU first.
             rustix::thread::sched_yield();
+        }
+        is_early
+    }
+
+    /// Returns when there may be a request.
+    fn poll_or_sleep(&mut self, fuse: impl AsFd) -> io::Result<()> {
+        if self.keeps_polling() {
             return Ok(());
         }
         match poll(&mut [PollFd::new(&fuse, PollFlags::IN)], None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Returns when there may be a forget: shortly after the last one to answer more at once, or
+    /// when the kernel has one.
+    ///
+    /// # Errors
+    /// The kernel's error, or that a queue has failed.
+    fn wait_for_forgets(&mut self, transport: Transport<'_>) -> io::Result<()> {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() < FORGET_INTERVAL {
+            std::thread::sleep(FORGET_INTERVAL);
+            return Ok(());
+        }
+        let failure = transport.rings.map_or(transport.fuse, RingSet::failure);
+        let fds = &mut [&transport.fuse, &failure].map(|fd| PollFd::new(fd, PollFlags::IN));
+        match poll(fds, None) {
+            Ok(_) if transport.rings.is_some() && !fds[1].revents().is_empty() => {
+                Err(io::Error::other("a queue of its ring has failed"))
+            }
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
         }

@@ -146,11 +146,15 @@ impl Keeper {
             StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
             other => other.to_string(),
         };
-        let lives =
-            WorkerSupervision::new(source, behind, options.clone()).map_err(StartError::Spawn);
+        let device = connection::open_for_rings(&options)?;
+        let lives = WorkerSupervision::new(source, behind, device, options.clone())
+            .map_err(StartError::Spawn);
         let mut lives = lives.map_err(said)?;
         let begun = match lives.start_successor(read_only) {
-            Ok(worker) => self.attach_and_serve(mount, worker, &mut keep, &options),
+            Ok(worker) => {
+                let device = lives.fuse_device();
+                self.attach_and_serve(mount, worker, &mut keep, device, &options)
+            }
             Err(why) => Err(said(why)),
         };
         let (worker, fuse, relays, told) = match begun {
@@ -195,10 +199,11 @@ impl Keeper {
         mount: &Mount,
         mut worker: Worker,
         keep: &mut VolumeGuards,
+        connection: Option<&OwnedFd>,
         options: &MountOptions,
     ) -> Result<(Worker, OwnedFd, NotificationRelays, WorkerStatus), String> {
         let options = MountOptions { read_only: worker.read_only, ..options.clone() };
-        let fuse = self.attach_mount_point(mount, keep, &options)?;
+        let fuse = self.attach_mount_point(mount, keep, connection, &options)?;
         let entry = mount_table::find_mount_at(&mount.mount_point);
         let hears_of_syncs = entry.as_ref().is_some_and(mount_table::MountEntry::receives_syncs);
         {
@@ -237,6 +242,12 @@ impl Keeper {
             let why = keeper.supervise_mount(&mount, worker, &mut held, (&asks, &asked));
             let MountResources { supervision: lives, guards: keep, fuse, relays } = held;
             drop(keep);
+            // The kernel has given entries of a ring requests that nothing answers any more. Only
+            // an abort ends them, and must not wait for the ring to be torn down.
+            let has_rings = lives.fuse_device().is_some();
+            if has_rings && mount.is_in_place() {
+                abort_connection(&mount.mount_point);
+            }
             let left = lives.release_source();
             // Closing the keeper's descriptor of the connection ends the waits of clients.
             drop(fuse);
@@ -255,11 +266,13 @@ impl Keeper {
         &self,
         mount: &Mount,
         keep: &mut VolumeGuards,
+        connection: Option<&OwnedFd>,
         options: &MountOptions,
     ) -> Result<OwnedFd, String> {
         let Mount { mount_point, volume, .. } = mount;
-        let attach =
-            |device: Option<&Path>| self.mounter.attach(mount_point, volume, device, options);
+        let attach = |device: Option<&Path>| {
+            self.mounter.attach(mount_point, volume, device, connection, options)
+        };
         let is_root = rustix::process::geteuid().is_root();
         if options.block_device == Some(true) && !is_root {
             return Err("mount option 'fuseblk' is for root only; leave it out".into());

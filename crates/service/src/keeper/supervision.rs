@@ -39,6 +39,8 @@ pub(super) struct WorkerSupervision {
     /// Backing files of the image, the nearest first. All workers read them.
     backing_files: Vec<OwnedFd>,
     log: Arc<SharedMemory>,
+    /// An open `/dev/fuse` for a mount over rings.
+    fuse_device: Option<OwnedFd>,
     options: MountOptions,
     epoch: u64,
     /// An epoch, and the last of its changes that the disk has accepted.
@@ -77,6 +79,7 @@ impl WorkerSupervision {
     pub(super) fn new(
         source: VolumeSource,
         behind: Vec<OwnedFd>,
+        fuse_device: Option<OwnedFd>,
         options: MountOptions,
     ) -> std::io::Result<Self> {
         let log = oplog::create_memory()?;
@@ -86,6 +89,7 @@ impl WorkerSupervision {
             source,
             backing_files: behind,
             log,
+            fuse_device,
             options,
             epoch,
             accepted_through: taken,
@@ -110,6 +114,8 @@ impl WorkerSupervision {
             source,
             backing_files: behind,
             log,
+            // A mount over rings is not handed over.
+            fuse_device: None,
             options,
             epoch,
             accepted_through: taken,
@@ -143,6 +149,11 @@ impl WorkerSupervision {
         }
     }
 
+    /// Returns the connection that must be mounted, if it exists already.
+    pub(super) fn fuse_device(&self) -> Option<&OwnedFd> {
+        self.fuse_device.as_ref()
+    }
+
     pub(super) fn source(&self) -> &VolumeSource {
         &self.source
     }
@@ -174,6 +185,7 @@ impl WorkerSupervision {
             &self.source,
             &self.backing_files,
             &self.log,
+            None,
             &self.options,
         ) {
             Ok(ready) => StandbySlot::Ready(Box::new(ready)),
@@ -210,7 +222,8 @@ impl WorkerSupervision {
                 opened => return opened,
             }
         }
-        Worker::start(&self.source, &self.backing_files, &self.log, &start)
+        let device = self.fuse_device.as_ref();
+        Worker::start(&self.source, &self.backing_files, &self.log, device, &start)
     }
 
     /// Records that the worker died or was killed by another process. `taken` is the last of its
