@@ -527,7 +527,8 @@ class Volume:
             if not parents or not above.strip("/"):
                 raise
             self.mkdir(above, parents=True, exist_ok=True)
-            self._inner.mkdir(_bytes(path), mode)
+            # Another thread may have made it meanwhile.
+            self.mkdir(path, mode, exist_ok=exist_ok)
         except OSError:
             # The root, which nothing is made in the place of, is there, too.
             if not exist_ok or not self.isdir(path):

@@ -188,6 +188,31 @@ def test_a_volume_is_had_by_one_who_writes_until_it_is_closed(image):
     judged(image)
 
 
+def test_threads_make_one_directory(image):
+    """With ``exist_ok`` none fails, whoever makes the directories above and the last one."""
+    failed = []
+    with Volume(image, "w") as volume:
+        start = threading.Barrier(8)
+
+        def work():
+            try:
+                for number in range(40):
+                    start.wait()
+                    volume.mkdir(f"/{number}/a/b/c", parents=True, exist_ok=True)
+            except (OSError, threading.BrokenBarrierError) as error:
+                start.abort()
+                failed.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        assert all(volume.isdir(f"/{number}/a/b/c") for number in range(40))
+    judged(image)
+
+
 def test_threads_share_a_volume(image):
     failures = []
     with Volume(image, "w") as volume:
