@@ -33,7 +33,7 @@ use rusqlite::{Connection, ErrorCode};
 
 const DISK_BYTES: usize = 16 << 20;
 const TRANSACTIONS: u64 = 24;
-/// One in so many states is cut off again while it is opened.
+/// One in so many states is cut off again while the store is opened.
 const SECOND_CUTS: u64 = 64;
 
 fn pick<T: Copy>(random: &mut Random, from: &[T]) -> T {
@@ -284,8 +284,7 @@ fn every_power_cut_leaves_a_transaction_of_the_history() {
     }
     let Tally { states, second_cuts, wrong } = tally;
     eprintln!(
-        "seeds {first} to {}: {states} states, {second_cuts} of them cut off again while opened, \
-         {} wrong",
+        "seeds {first} to {}: {states} states, {second_cuts} of them after a second cut, {} wrong",
         first + runs - 1,
         wrong.len()
     );
