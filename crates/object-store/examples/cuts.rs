@@ -2,8 +2,10 @@
 //! and of this crate, each on an ext4 of its own. As root:
 //!
 //! ```sh
-//! cargo run --release -p draconis-object-store --example cuts -- DIRECTORY [CUTS]
+//! cargo run --release -p draconis-object-store --example cuts -- DIRECTORY [CUTS [FIRST]]
 //! ```
+//!
+//! FIRST is the number of the first cut, from which contents and lengths follow, so that runs add up.
 //!
 //! The ext4 is on a loop device with direct I/O, so its file holds what the kernel has sent to the
 //! disk. A copy of that file, made right after some puts, is what a power cut leaves. It is mounted
@@ -104,7 +106,9 @@ fn path(cut: u64, nth: u64) -> Path {
 async fn main() {
     let mut arguments = std::env::args().skip(1);
     let dir = arguments.next().expect("a directory for the images");
-    let cuts: u64 = arguments.next().map_or(100, |cuts| cuts.parse().unwrap());
+    let mut number =
+        |default| arguments.next().map_or(default, |text| text.parse::<u64>().unwrap());
+    let (cuts, first) = (number(100), number(0));
     let dir = tempfile::tempdir_in(dir).unwrap();
     let (image, copy) = (dir.path().join("disk"), dir.path().join("cut"));
     println!("store\tcuts\tputs acknowledged\tmissing\tother contents");
@@ -125,7 +129,7 @@ async fn main() {
         let store = open(kind, &disk, true);
         run("sync", &["-f", &disk.at]);
         let (mut missing, mut wrong) = (0, 0);
-        for cut in 0..cuts {
+        for cut in first..first + cuts {
             for nth in 0..PUTS_PER_CUT {
                 store.put(&path(cut, nth), contents(cut, nth).into()).await.unwrap();
             }

@@ -2,18 +2,13 @@
 
 mod common;
 
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{create_on, dump, share, text, uri};
-use draconis_device::{Disk, MemoryDisk};
-use draconis_objects::Store;
-use draconis_objects::check::CheckOptions;
+use common::cuts::{Contents, connect, contents, record_new_store, recover};
+use common::{create_on, share, text};
+use draconis_device::MemoryDisk;
 use draconis_sqlite::test_hooks::{set_memory_limit, set_split_commits};
-use draconis_testkit::{
-    CrashOptions, CrashStates, Event, Fault, FaultDisk, FaultTarget, RecordDisk,
-};
+use draconis_testkit::{CrashOptions, CrashStates, Fault, FaultDisk, FaultTarget};
 use rusqlite::Connection;
 
 const DISK_BYTES: usize = 16 << 20;
@@ -43,59 +38,10 @@ fn transactions() -> Vec<String> {
     ]
 }
 
-fn connect(store: &str) -> rusqlite::Result<Connection> {
-    let connection = Connection::open(uri(Path::new(store), "a.db"))?;
-    let attach = format!("ATTACH '{}' AS side", uri(Path::new(store), "b.db"));
-    connection.execute_batch(&attach)?;
-    Ok(connection)
-}
-
-type Contents = [String; 2];
-
-fn contents(connection: &Connection) -> Contents {
-    ["main", "side"].map(|schema| dump(connection, schema))
-}
-
-/// Opens the store on a disk after a crash; returns the contents, if the databases are sound.
-fn recover(disk: Arc<dyn Disk>) -> Result<Contents, String> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let name = format!("recovered-{}.store", NUMBER.fetch_add(1, Ordering::Relaxed));
-    let shared = share(&name, disk.clone());
-    let connection = connect(&name).unwrap();
-    let found = contents(&connection);
-    for schema in ["main", "side"] {
-        let check = format!("PRAGMA {schema}.integrity_check");
-        let checked = connection.query_row(&check, [], |row| row.get::<_, String>(0));
-        if checked.as_deref() != Ok("ok") {
-            return Err(format!("{schema}: {checked:?}"));
-        }
-    }
-    drop((connection, shared));
-    let options = draconis_objects::OpenOptions { cache_bytes: 1 << 20, read_only: true };
-    let store = Store::open(disk.clone(), &options).unwrap();
-    let (names, objects) = (store.list_names().unwrap(), store.list().unwrap());
-    assert!(names.len() <= 2 && objects.len() == names.len(), "{names:?}, {objects:?}");
-    drop(store);
-    let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap();
-    assert!(report.is_clean(), "{:?}", report.damage);
-    Ok(found)
-}
-
 /// Runs the transactions over a disk that records, and returns the number of states that a power
 /// cut can leave, and of those that lack something.
 fn cut_everywhere(name: &str, prepare: &str, subsets: u32) -> (usize, Vec<String>) {
-    let empty = MemoryDisk::new(vec![0; DISK_BYTES], 512);
-    create_on(Arc::new(empty));
-    let disk = Arc::new(RecordDisk::new(MemoryDisk::new(vec![0; DISK_BYTES], 512)));
-    create_on(disk.clone());
-    let mut image = vec![0; DISK_BYTES];
-    for event in disk.take_events() {
-        if let Event::Group { writes, .. } = event {
-            for (at, bytes) in writes {
-                image[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
-            }
-        }
-    }
+    let (disk, image) = record_new_store(DISK_BYTES);
     let shared = share(name, disk.clone());
     let connection = connect(name).unwrap();
     connection.execute_batch(prepare).unwrap();
