@@ -223,6 +223,28 @@ fn differencing_vmdk_reads_parent() {
     }
 }
 
+/// A raw backing file is never opened by its contents: a guest could name any file in it.
+#[test]
+fn raw_backing_file_is_not_probed() {
+    let dir = tempfile::tempdir().unwrap();
+    let raw = sample_contents(1 << 20);
+    let Some(below) = convert_with_qemu_img(dir.path(), &raw, &["-O", "qcow2"]) else { return };
+    let path = |name: &str| dir.path().join(name).into_os_string().into_string().unwrap();
+    std::fs::write(path("below"), &below).unwrap();
+    let mut as_raw = below.clone();
+    as_raw.resize(below.len().next_multiple_of(512), 0);
+    for compat in ["compat=0.10", "compat=1.1"] {
+        for (format, expected) in [("raw", &as_raw), ("qcow2", &raw)] {
+            let (length, top) = (expected.len().to_string(), path("top"));
+            let arguments = ["create", "-q", "-f", "qcow2", "-o", compat, "-F", format, "-b"];
+            run_command("qemu-img", &[&arguments[..], &[&path("below"), &top, &length]].concat());
+            let top = memory_disk(std::fs::read(top).unwrap());
+            let opened = open(top, &[memory_disk(below.clone())]).unwrap();
+            assert!(read_all(&*opened.disk).unwrap() == *expected, "{compat}, {format}");
+        }
+    }
+}
+
 /// An image with any damage, over itself: an error or another disk.
 #[test]
 fn corrupt_differencing_image_does_not_panic() {
