@@ -46,7 +46,7 @@ pub struct BucketArgs {
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     deadline: u64,
     /// Cache data read from the bucket in DIR, up to SIZE bytes (suffixes K, M, G, T).
-    #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = |text: &str| parse_cache_arg(text, ','))]
+    #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = |text: &str| bucket_host::parse_cache(text, ','))]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     cache: Option<(PathBuf, u64)>,
     /// Acknowledge writes once they are durable in FILE on a local disk; upload to the bucket in
@@ -57,7 +57,7 @@ pub struct BucketArgs {
     /// --take-over discards it.
     // Its own ID, because some commands have a `journal` option for volumes.
     #[arg(id = "bucket_journal", long = "journal")]
-    #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = |text: &str| parse_journal_arg(text, ','))]
+    #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = |text: &str| bucket_host::parse_journal(text, ','))]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     journal: Option<(PathBuf, u64)>,
     /// Print bucket request counts to standard error at exit.
@@ -76,8 +76,8 @@ impl BucketArgs {
     /// a colon, since commas separate options.
     fn add(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
-            "cache" => self.cache = Some(parse_cache_arg(value, ':')?),
-            "journal" => self.journal = Some(parse_journal_arg(value, ':')?),
+            "cache" => self.cache = Some(bucket_host::parse_cache(value, ':')?),
+            "journal" => self.journal = Some(bucket_host::parse_journal(value, ':')?),
             "deadline" => self.deadline = parse_number(value)?,
             "commit_ms" => self.commit_ms = parse_number(value)?,
             "take_over" if value.is_empty() => self.take_over = true,
@@ -95,9 +95,6 @@ struct BucketSettings {
     /// Process ID of the command; `None` for the opening process itself.
     process: Option<u32>,
 }
-
-/// Default size of a new journal.
-const DEFAULT_JOURNAL_BYTES: u64 = 256 << 20;
 
 /// Options of this command line.
 static CLI_OPTIONS: OnceLock<BucketArgs> = OnceLock::new();
@@ -158,23 +155,6 @@ fn format_journal(kept: &JournalStatistics) -> String {
 
 fn parse_number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("a whole number, not '{text}'"))
-}
-
-/// Parses a file, and an optional size after `mark`.
-fn parse_journal_arg(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
-    let sized =
-        text.rsplit_once(mark).and_then(|(file, len)| Some((file, text::parse_size(len).ok()?)));
-    let (file, len) = sized.unwrap_or((text, DEFAULT_JOURNAL_BYTES));
-    Ok((std::path::absolute(file).map_err(|error| error.to_string())?, len))
-}
-
-/// Parses a directory and a size after `mark`.
-fn parse_cache_arg(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
-    let (dir, most) =
-        text.rsplit_once(mark).ok_or_else(|| format!("a directory, a '{mark}' and a size"))?;
-    // The process that opens it may have another working directory.
-    let dir = std::path::absolute(dir).map_err(|error| error.to_string())?;
-    Ok((dir, text::parse_size(most)?))
 }
 
 /// Returns the path as a bucket URL, if it is one.

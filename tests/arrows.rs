@@ -23,7 +23,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("front", &["exchange", "types"]),
     ("access", &["container", "device", "ext", "objects", "service", "types"]),
     ("object-store", &["access", "bucket", "device", "objects"]),
-    ("sqlite", &["access", "objects"]),
+    ("sqlite", &["access", "bucket", "device", "objects"]),
     ("capi", &["access", "ext", "objects", "types"]),
     ("testkit", &["device", "objects", "types"]),
     ("lab", &["device", "exchange", "ext", "front", "objects", "service", "testkit", "types"]),

@@ -19,6 +19,7 @@
 //! use the root before.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::File;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -55,6 +56,7 @@ pub struct BucketDisk {
     close_message: Mutex<Option<String>>,
     /// The root that a reader has, and the end of its epoch's objects.
     reader_position: Mutex<(ObjectNumber, u64)>,
+    _lock: Option<Arc<File>>,
 }
 
 /// State of a writable disk.
@@ -89,6 +91,7 @@ impl BucketDisk {
         opened: OpenedBucket,
         cache: Option<ChunkCache>,
         journal: Option<Journal>,
+        lock: Option<Arc<File>>,
     ) -> Result<Self, Error> {
         let OpenedBucket { root, map, names, garbage: dead, epoch, newest, end } = opened;
         let state = QueueState {
@@ -144,6 +147,7 @@ impl BucketDisk {
             uploader: pump,
             close_message: Mutex::default(),
             reader_position: Mutex::new((newest, end)),
+            _lock: lock,
         })
     }
 
@@ -526,7 +530,10 @@ impl Disk for BucketDisk {
 
 impl Drop for BucketDisk {
     fn drop(&mut self) {
-        self.close();
+        if !self.shared.state.lock().is_closed {
+            self.close();
+            self.close_error().iter().for_each(|left| log::warn!("{left}"));
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Law 1: this module never retries. `RetryingStore` decides about retries and counts them.
 //! Law 2: reads return no more than was requested, whatever the server sends.
+//! Law 3: a thread that drives another runtime must not block on ours, so its requests are made by
+//! a thread of their own. Asynchronous programs may therefore open, use and close a bucket.
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -52,6 +54,22 @@ impl NetworkRuntime {
             .map_err(|error| format!("no thread for the network: {error}"))?;
         Ok(Self { runtime: handle, _alive: alive })
     }
+
+    /// Waits for a request.
+    fn block_on<T: Send>(&self, request: impl Future<Output = T> + Send) -> T {
+        run_outside_runtimes(|| self.runtime.block_on(request))
+    }
+}
+
+/// Runs a call on this thread, or on its own if this one drives a runtime.
+fn run_outside_runtimes<T: Send>(call: impl FnOnce() -> T + Send) -> T {
+    if Handle::try_current().is_err() {
+        return call();
+    }
+    std::thread::scope(|scope| {
+        let joined = scope.spawn(call).join();
+        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// Returns true if a text is an address of a bucket, with a known scheme or not.
@@ -79,7 +97,10 @@ impl ObjectStoreBucket {
                 return Err(format!("{address}: no bucket is named; {scheme}://BUCKET/PREFIX"));
             }
             "s3" | "gs" | "az" => {
-                clouds::open_cloud_store(scheme, bucket, address, timeout, &network.runtime)?
+                let runtime = &network.runtime;
+                run_outside_runtimes(|| {
+                    clouds::open_cloud_store(scheme, bucket, address, timeout, runtime)
+                })?
             }
             _ => {
                 return Err(format!(
@@ -123,7 +144,7 @@ impl ObjectStoreBucket {
     fn write(&self, key: &str, bytes: Bytes, mode: PutMode) -> RequestResult<()> {
         let (path, options) = (self.path(key), PutOptions { mode, ..PutOptions::default() });
         let put = self.store.put_opts(&path, bytes.into(), options);
-        match self.network.runtime.block_on(put) {
+        match self.network.block_on(put) {
             Ok(_) => Ok(()),
             // A missing object cannot be the cause of a failed write: the bucket is missing.
             Err(error @ Error::NotFound { .. }) => Err(RequestError::Denied(error_message(&error))),
@@ -150,7 +171,6 @@ impl BucketApi for ObjectStoreBucket {
         };
         let options = GetOptions { range, ..GetOptions::default() };
         self.network
-            .runtime
             .block_on(async {
                 let got = self.store.get_opts(&path, options).await?;
                 let mut out = Vec::new();
@@ -174,13 +194,13 @@ impl BucketApi for ObjectStoreBucket {
 
     fn head(&self, key: &str) -> RequestResult<u64> {
         let path = self.path(key);
-        let meta = self.network.runtime.block_on(self.store.head(&path));
+        let meta = self.network.block_on(self.store.head(&path));
         meta.map(|meta| meta.size).map_err(|error| to_request_error(&error))
     }
 
     fn delete(&self, key: &str) -> RequestResult<()> {
         let path = self.path(key);
-        match self.network.runtime.block_on(self.store.delete(&path)) {
+        match self.network.block_on(self.store.delete(&path)) {
             Ok(()) => Ok(()),
             Err(error) => match to_request_error(&error) {
                 RequestError::NotFound => Ok(()),
@@ -205,7 +225,7 @@ impl ObjectStoreBucket {
         &self,
         listed: BoxStream<'static, object_store::Result<ObjectMeta>>,
     ) -> RequestResult<Vec<ListEntry>> {
-        let all = self.network.runtime.block_on(listed.try_collect::<Vec<_>>());
+        let all = self.network.block_on(listed.try_collect::<Vec<_>>());
         let all = all.map_err(|error| match error {
             // A directory changed while it was listed; buckets report what they lack.
             Error::NotFound { .. } if self.prefix.is_root() => {

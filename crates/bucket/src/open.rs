@@ -65,6 +65,7 @@ impl Default for BucketOptions {
             take_over: false,
             journal: None,
             cache: None,
+            lock: None,
         }
     }
 }
@@ -89,7 +90,7 @@ impl BucketOptions {
         if let Some(journal) = &mut journal {
             journal.begin_incarnation(opened.root.id, &bucket.address)?;
         }
-        BucketDisk::new(bucket, pace, opened, cache.transpose()?, journal)
+        BucketDisk::new(bucket, pace, opened, cache.transpose()?, journal, self.lock.clone())
     }
 }
 

@@ -1,6 +1,8 @@
 //! Options of a bucket.
 
+use std::fs::File;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::journal::JournalDevice;
@@ -31,4 +33,6 @@ pub struct BucketOptions {
     pub journal: Option<JournalDevice>,
     /// Directory of the read cache, and its size limit in bytes.
     pub cache: Option<(PathBuf, u64)>,
+    /// Lock that is held until the disk is closed.
+    pub lock: Option<Arc<File>>,
 }

@@ -117,10 +117,8 @@ impl DraconisStore {
     }
 
     fn from_bucket(address: &str, options: &BucketOptions, mode: OpenMode) -> Result<Self> {
-        let opened = bucket::open_store(address, options, mode, |store| {
-            Ok(Self { path: Some(address.into()), ..Self::from_store(store)? })
-        });
-        opened.map_err(generic)
+        let store = bucket::open_store(address, options, mode).map_err(generic)?;
+        Ok(Self { path: Some(address.into()), ..Self::from_store(store)? })
     }
 
     /// Returns the store below.

@@ -127,19 +127,15 @@ pub fn owner_id(directory: &RuntimeDir) -> String {
 }
 
 /// Ensures that nothing at a URL is mounted through this runtime directory while the file is open.
+/// An exclusive lock also keeps out others that ensure this.
 ///
 /// # Errors
-/// A message for the user.
-pub fn lock_url(directory: &RuntimeDir, address: &str) -> Result<File, String> {
-    let cannot = |error| format!("{address}: {}", crate::error_text(&error));
-    let file = open_lock_file(&directory.store_sockets(), address).map_err(cannot)?;
+/// `EWOULDBLOCK` if it is mounted or locked; errors of the file.
+pub fn lock_url(directory: &RuntimeDir, address: &str, mode: LockMode) -> std::io::Result<File> {
+    let file = open_lock_file(&directory.store_sockets(), address)?;
     // A mount that has just ended may not have released its lock yet.
-    match lock_file(&file, LockMode::Shared) {
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(format!("{address} is in use: disks in it are mounted here; unmount them first"))
-        }
-        claimed => claimed.map(|()| file).map_err(|errno| cannot(errno.into())),
-    }
+    lock_file(&file, mode)?;
+    Ok(file)
 }
 
 /// A disk that another process serves to this one, not started yet.

@@ -10,6 +10,8 @@
 //! write of a transaction and before it deletes the rollback journal, also with synchronous=OFF.
 //! A database that shrank is truncated after it, which is a group of its own.
 //! Law 2: with a super-journal, the commit point is its deletion: one group for all databases.
+//! If it is not known to be durable, the store takes no more changes: SQLite would roll the databases
+//! back one by one.
 //! Law 3: changes that were not submitted when the writer unlocks are dropped. That is what a hot
 //! journal is for in a file.
 
@@ -18,7 +20,7 @@ use std::fmt;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use draconis_access::store_disk::parse_disk_name;
 use draconis_objects::kv::Kv;
@@ -86,6 +88,8 @@ pub(crate) struct OpenStore {
     databases: Mutex<HashMap<String, Weak<Database>>>,
     /// False if the caller of `share_store` opened it.
     pub is_owned: bool,
+    /// Why it takes no more changes.
+    stopped: OnceLock<Failure>,
 }
 
 impl fmt::Debug for OpenStore {
@@ -102,6 +106,7 @@ impl OpenStore {
             super_journals: SuperJournals::default(),
             databases: Mutex::default(),
             is_owned,
+            stopped: OnceLock::new(),
         }
     }
 
@@ -205,7 +210,12 @@ impl SuperJournals {
             }
         }
         drop(states);
-        wait(store, submitted?)?;
+        wait(store, submitted?).inspect_err(|failure| {
+            let Failure { code, message } = failure.clone();
+            let step = "a transaction over several databases may have been committed; close all \
+                        connections to the store and open it again";
+            let _ = store.stopped.set(Failure { code, message: format!("{message}; {step}") });
+        })?;
         self.0.lock().remove(name);
         Ok(())
     }
@@ -227,6 +237,9 @@ impl SuperJournals {
 fn submit(store: &OpenStore, group: Group) -> Result<Option<Ticket>> {
     if group.is_empty() {
         return Ok(None);
+    }
+    if let Some(failure) = store.stopped.get() {
+        return Err(failure.clone());
     }
     let submitted = store.store.submit(group, &[]);
     let refused = |error| Failure::of_store(&store.path, error, codes::IOERR_WRITE);

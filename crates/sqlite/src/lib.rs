@@ -19,6 +19,8 @@
 //!   of other stores and plain files are not in the group.
 //! - Connections of a process share the store. Another process gets `SQLITE_BUSY` while one has the
 //!   store open, as with a lock: its busy handler waits.
+//! - A store may be in a bucket: `store=s3://BUCKET/PREFIX`, with parameters named as mount options,
+//!   such as `bucket_journal=FILE:SIZE`.
 //! - A transaction beyond 32 MiB goes on in the store, and needs no more memory.
 //! - `PRAGMA draconis_snapshot = 'NAME'` takes a snapshot, and the database `app.db@NAME` is it.
 //!
@@ -51,6 +53,7 @@
 
 #![deny(unsafe_code)]
 
+mod bucket;
 mod codes;
 mod database;
 mod error;

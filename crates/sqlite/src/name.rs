@@ -1,12 +1,13 @@
 //! Names of files as SQLite passes them: `STORE#DATABASE`, and the suffixes of journals.
 //!
-//! Law: a full name is the canonical path of the store, `#`, and the name of the database. No name
+//! Law: a full name is the canonical path or URL of the store, `#`, and the name of the database. No name
 //! of a database has a `#`, so the last one separates them.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use draconis_access::bucket_host::{normalize_url, parse_url};
 use draconis_access::store_disk::{parse_disk_name, parse_existing_disk_name};
 
 use crate::codes;
@@ -61,10 +62,11 @@ impl FileName {
             })?,
         };
         parsed.check_database()?;
-        let canonical = match is_shared(&parsed.store) {
-            true => parsed.store,
+        let canonical = match parse_url(&parsed.store) {
+            _ if is_shared(&parsed.store) => parsed.store,
+            Some(address) => normalize_url(address).into(),
             // A path that does not exist fails when it is opened.
-            false => std::fs::canonicalize(&parsed.store)
+            None => std::fs::canonicalize(&parsed.store)
                 .or_else(|_| std::path::absolute(&parsed.store))
                 .unwrap_or(parsed.store),
         };

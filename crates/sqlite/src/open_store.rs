@@ -9,10 +9,11 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use draconis_access::{Error as AccessError, stores};
+use draconis_access::{Error as AccessError, bucket_host, stores};
 use draconis_objects::{Error, Store};
 use parking_lot::Mutex;
 
+use crate::bucket::{self, BucketParameters};
 use crate::codes;
 use crate::database::OpenStore;
 use crate::error::{Failure, Result};
@@ -51,7 +52,7 @@ impl Drop for StoreUse {
 
 impl StoreUse {
     /// Opens a store, or uses it if it is open. [`codes::BUSY`] if another process uses it.
-    pub fn open(path: &Path, is_read_only: bool) -> Result<Self> {
+    pub fn open(path: &Path, parameters: &BucketParameters, is_read_only: bool) -> Result<Self> {
         let mut registry = REGISTRY.lock();
         if let Some(open) = registry.get(path) {
             if !is_read_only && open.store.is_read_only() {
@@ -63,20 +64,10 @@ impl StoreUse {
             }
             return Ok(Self(open.clone()));
         }
-        let opened = match is_read_only {
-            true => stores::open_shared(path),
-            false => stores::open_exclusive(path),
+        let store = match bucket_host::parse_url(path) {
+            Some(address) => bucket::open(address, parameters, is_read_only)?,
+            None => open_file(path, parameters, is_read_only)?,
         };
-        let store = opened.map_err(|error| {
-            let error = AccessError::from(error);
-            match error.errno.raw_os_error() {
-                EBUSY => Failure::new(
-                    codes::BUSY,
-                    format!("{}: another process has the store open", path.display()),
-                ),
-                _ => Failure::new(codes::CANTOPEN, error.message),
-            }
-        })?;
         let open = Self(Self::register(&mut registry, path, store, true));
         drop(registry);
         open.remove_leftovers().map_err(|error| Failure::of_store(path, error, codes::CANTOPEN))?;
@@ -98,6 +89,28 @@ impl StoreUse {
     pub fn find(path: &Path) -> Option<Self> {
         REGISTRY.lock().get(path).cloned().map(Self)
     }
+}
+
+/// Opens the store in a file or on a device.
+fn open_file(path: &Path, parameters: &BucketParameters, is_read_only: bool) -> Result<Arc<Store>> {
+    if let Some((name, _)) = parameters.0.first() {
+        let why = format!("{}: {name} is for stores in buckets", path.display());
+        return Err(Failure::new(codes::CANTOPEN, why));
+    }
+    let opened = match is_read_only {
+        true => stores::open_shared(path),
+        false => stores::open_exclusive(path),
+    };
+    opened.map_err(|error| {
+        let error = AccessError::from(error);
+        match error.errno.raw_os_error() {
+            EBUSY => Failure::new(
+                codes::BUSY,
+                format!("{}: another process has the store open", path.display()),
+            ),
+            _ => Failure::new(codes::CANTOPEN, error.message),
+        }
+    })
 }
 
 /// Returns true if a store was registered under this path by [`share_store`].

@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::OnceLock;
 
+use crate::bucket::{BucketParameters, PARAMETERS};
 use crate::codes::{self, Code};
 use crate::error::{Failure, Result};
 use crate::locks::LockLevel;
@@ -360,8 +361,13 @@ unsafe extern "C" fn open(
         };
     }
     run(|| {
+        // SAFETY: SQLite passes the name of a database, with its parameters behind it.
+        let parameters = match flags & codes::OPEN_MAIN_DB {
+            0 => BucketParameters::default(),
+            _ => unsafe { bucket_parameters(name) },
+        };
         // SAFETY: a name that ends with a zero.
-        let (opened, used_flags) = vfs::open(unsafe { bytes_of(name) }, flags)?;
+        let (opened, used_flags) = vfs::open(unsafe { bytes_of(name) }, flags, parameters)?;
         // SAFETY: as above; `out_flags` is null or writable.
         unsafe {
             (*file).file = Box::into_raw(Box::new(opened));
@@ -372,6 +378,23 @@ unsafe extern "C" fn open(
         }
         Ok(())
     })
+}
+
+/// Returns the parameters of the name of a database that are for buckets.
+///
+/// # Safety
+/// SQLite passed the name to open a main database.
+unsafe fn bucket_parameters(name: *const c_char) -> BucketParameters {
+    let Some(registered) = REGISTERED.get() else { return BucketParameters::default() };
+    let found = PARAMETERS.iter().filter_map(|parameter| {
+        // SAFETY: as the caller promises; the value ends with a zero.
+        let value = unsafe {
+            let value = (registered.api.uri_parameter)(name, parameter.as_ptr());
+            (!value.is_null()).then(|| bytes_of(value))
+        };
+        Some((parameter.to_str().ok()?, String::from_utf8_lossy(value?).into_owned()))
+    });
+    BucketParameters(found.collect())
 }
 
 unsafe extern "C" fn delete(_: *mut Vfs, name: *const c_char, _sync_directory: c_int) -> c_int {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use draconis_objects::Ticket;
 
+use crate::bucket::BucketParameters;
 use crate::codes;
 use crate::database::{Database, wait};
 use crate::error::{Failure, Result};
@@ -70,10 +71,14 @@ pub(crate) fn full_name(name: &[u8], store: Option<&[u8]>) -> Result<Vec<u8>> {
 }
 
 /// Opens a file; returns it and the flags it was opened with.
-pub(crate) fn open(full: &[u8], flags: i32) -> Result<(Box<dyn File>, i32)> {
+pub(crate) fn open(
+    full: &[u8],
+    flags: i32,
+    parameters: BucketParameters,
+) -> Result<(Box<dyn File>, i32)> {
     let name = FileName::parse(full)?;
     if flags & codes::OPEN_MAIN_DB != 0 {
-        return DatabaseFile::open(name, flags);
+        return DatabaseFile::open(name, flags, parameters);
     }
     let is_read_only = flags & codes::OPEN_CREATE == 0;
     let store = StoreUse::find(&name.store);
@@ -154,6 +159,7 @@ impl File for JournalFile {
 /// A connection's database.
 struct DatabaseFile {
     name: FileName,
+    parameters: BucketParameters,
     is_read_only: bool,
     may_create: bool,
     /// `None` while another process has the store open.
@@ -172,7 +178,11 @@ struct OpenDatabase {
 }
 
 impl DatabaseFile {
-    fn open(name: FileName, flags: i32) -> Result<(Box<dyn File>, i32)> {
+    fn open(
+        name: FileName,
+        flags: i32,
+        parameters: BucketParameters,
+    ) -> Result<(Box<dyn File>, i32)> {
         let is_read_only = flags & codes::OPEN_READONLY != 0 || name.is_snapshot();
         let flags = match is_read_only {
             true => flags & !(codes::OPEN_READWRITE | codes::OPEN_CREATE) | codes::OPEN_READONLY,
@@ -180,6 +190,7 @@ impl DatabaseFile {
         };
         let mut file = Self {
             name,
+            parameters,
             is_read_only,
             may_create: flags & codes::OPEN_CREATE != 0,
             open: None,
@@ -197,7 +208,7 @@ impl DatabaseFile {
 
     fn open_database(&mut self) -> Result<&OpenDatabase> {
         if self.open.is_none() {
-            let opened = StoreUse::open(&self.name.store, self.is_read_only);
+            let opened = StoreUse::open(&self.name.store, &self.parameters, self.is_read_only);
             let store = opened.map_err(|failure| match failure.code {
                 codes::BUSY if self.is_busy_reported => Failure::busy(),
                 _ => failure,

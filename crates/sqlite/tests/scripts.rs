@@ -9,9 +9,11 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
+use common::buckets::TestBucket;
 use common::{Random, create_on, dump, integrity, share};
 use draconis_device::MemoryDisk;
 use draconis_objects::Store;
+use draconis_objects::check::CheckOptions;
 use draconis_sqlite::test_hooks::set_memory_limit;
 use rusqlite::Connection;
 
@@ -67,14 +69,22 @@ fn statement(random: &mut Random) -> String {
     }
 }
 
-fn run_script(seed: u64, dir: &Path) {
-    let mut random = Random(seed);
-    set_memory_limit(if seed.is_multiple_of(2) { 32 << 20 } else { 16 << 10 });
+/// Runs a script on a store in memory.
+fn run_in_memory(seed: u64, dir: &Path) {
     let disk = Arc::new(MemoryDisk::new(vec![0; 32 << 20], 512));
     create_on(disk.clone());
     let name = format!("scripts-{seed}.store");
     let shared = share(&name, disk.clone());
-    let ours = |file: &str| common::uri(Path::new(&name), file);
+    run_script(seed, dir, |file| common::uri(Path::new(&name), file));
+    drop(shared);
+    let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap();
+    assert!(report.is_clean(), "seed {seed}: {:?}", report.damage);
+}
+
+/// Runs a script on databases of the store that `ours` names, and on files in `dir`.
+fn run_script(seed: u64, dir: &Path, ours: impl Fn(&str) -> String) {
+    let mut random = Random(seed);
+    set_memory_limit(if seed.is_multiple_of(2) { 32 << 20 } else { 16 << 10 });
     let theirs = |file: &str| dir.join(format!("{seed}-{file}")).display().to_string();
     let connect = || [open(&ours("a.db"), &ours("b.db")), open(&theirs("a.db"), &theirs("b.db"))];
     let mut both = connect();
@@ -109,17 +119,14 @@ fn run_script(seed: u64, dir: &Path) {
         assert_eq!(common::text(&both[0], &format!("PRAGMA {schema}.integrity_check")), "ok");
     }
     integrity(&both[0]);
-    drop((both, shared));
-    let check = draconis_objects::check::CheckOptions::default();
-    let report = Store::check(disk, &check, &mut |_, _| {}).unwrap();
-    assert!(report.is_clean(), "seed {seed}: {:?}", report.damage);
+    drop(both);
     for file in ["a.db", "b.db"] {
         let _ = std::fs::remove_file(theirs(file));
     }
 }
 
 #[test]
-fn scripts_have_the_same_results_in_a_store_and_in_a_file() {
+fn scripts_have_the_same_results_in_a_store_in_a_bucket_and_in_a_file() {
     let number = |name: &str, default| {
         std::env::var(name).map_or(default, |text| text.parse::<u64>().unwrap())
     };
@@ -132,6 +139,13 @@ fn scripts_have_the_same_results_in_a_store_and_in_a_file() {
         false => tempfile::tempdir().unwrap(),
     };
     for seed in first..first + count {
-        run_script(seed, dir.path());
+        run_in_memory(seed, dir.path());
+    }
+    // In the same test: the memory limit is that of the process.
+    for seed in first..first + count.div_ceil(100) {
+        let bucket = TestBucket::create(64 << 20);
+        run_script(seed, dir.path(), |file| bucket.uri(file, "&bucket_commit_ms=0"));
+        let report = bucket.check();
+        assert!(report.is_clean(), "seed {seed}: {:?}", report.damage);
     }
 }
