@@ -513,6 +513,40 @@ fn refcounts_of_an_unclosed_image_are_rebuilt() {
     check_image(dir.path(), &image, Some(&expected), false, "closed");
 }
 
+/// Clusters are overwritten where they are, and free ones in the file are used before it grows.
+#[test]
+fn file_grows_only_without_free_clusters() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases: [(&[&str], u64); 2] =
+        [(&["write -P 1 0 1M"], 64 << 10), (&["write -P 1 0 1M", "discard 0 1M"], 2 * MIB)];
+    for (commands, at) in cases {
+        let Some(image) = create_image(dir.path(), &[], "3M", commands) else { return };
+        let file = Arc::new(GrowingDisk::new(image, 16 * MIB));
+        let len = file.bytes().len();
+        let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+        submit_write(&*disk, at, &[2; 512]);
+        drop(disk);
+        assert_eq!(file.bytes().len(), len, "{commands:?}");
+        check_image(dir.path(), &file.bytes(), None, false, commands[0]);
+    }
+}
+
+/// A refcount table that moves twice: the clusters of the old one are free.
+#[test]
+fn moved_refcount_table_leaks_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["-o", "cluster_size=512,refcount_bits=64"];
+    let Some(image) = create_image(dir.path(), &options, "12M", &[]) else { return };
+    let mut file = Arc::new(GrowingDisk::new(image, 48 * MIB));
+    for session in 0..12 {
+        let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+        submit_write(&*disk, session * MIB, &[3; 1 << 20]);
+        drop(disk);
+        file = file.reopen();
+    }
+    check_image(dir.path(), &file.bytes(), None, false, "moved");
+}
+
 #[test]
 fn inconsistent_or_unknown_image_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
