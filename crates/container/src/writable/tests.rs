@@ -483,7 +483,8 @@ fn power_cut_leaves_valid_vhdx_log() {
     }
 }
 
-/// Refcounts that QEMU left stale, as with lazy refcounts, are rebuilt.
+/// Refcounts that QEMU left stale, as with lazy refcounts, are rebuilt; also if the file ends before
+/// the last cluster, which reads as zeros then.
 #[test]
 fn refcounts_of_an_unclosed_image_are_rebuilt() {
     let dir = tempfile::tempdir().unwrap();
@@ -500,17 +501,48 @@ fn refcounts_of_an_unclosed_image_are_rebuilt() {
     }
     let image = std::fs::read(&path).unwrap();
     assert_eq!(image[79] & 1, 1, "qemu-io left it marked as in use");
-    let mut expected = vec![0; 3 << 20];
-    expected[1 << 20..(1 << 20) + (200 << 10)].fill(3);
-    let file = Arc::new(GrowingDisk::new(image, 16 * MIB));
-    assert!(read_all(&*open(file.clone(), &[]).unwrap().disk).unwrap() == expected);
+    for is_short in [false, true] {
+        let mut image = image.clone();
+        let mut expected = vec![0; 3 << 20];
+        expected[1 << 20..(1 << 20) + (200 << 10)].fill(3);
+        if is_short {
+            image.truncate((image.len() - 1) & !0xFFFF);
+            expected[(1 << 20) + (192 << 10)..(1 << 20) + (200 << 10)].fill(0);
+        }
+        let file = Arc::new(GrowingDisk::new(image, 16 * MIB));
+        assert!(read_all(&*open(file.clone(), &[]).unwrap().disk).unwrap() == expected);
+        let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+        submit_write(&*disk, 2 << 20, &[8; 512]);
+        expected[2 << 20..(2 << 20) + 512].fill(8);
+        drop(disk);
+        let image = file.bytes();
+        assert_eq!(image[79] & 1, 0);
+        check_image(dir.path(), &image, Some(&expected), false, "closed");
+    }
+}
+
+/// More L2 tables than the cache holds: evicted ones are read again as they were changed.
+#[test]
+fn evicted_l2_tables_are_read_again() {
+    const COUNT: u64 = 14;
+    let dir = tempfile::tempdir().unwrap();
+    let Some(image) = create_image(dir.path(), &["-o", "cluster_size=2M"], "8T", &[]) else {
+        return;
+    };
+    let file = Arc::new(GrowingDisk::new(image, 128 * MIB));
     let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
-    submit_write(&*disk, 2 << 20, &[8; 512]);
-    expected[2 << 20..(2 << 20) + 512].fill(8);
+    let at = |nth: u64, round: u64| (nth << 39) + round * 2 * MIB;
+    for round in 0..2 {
+        for nth in 0..COUNT {
+            submit_write(&*disk, at(nth, round), &[1 + nth as u8; 512]);
+        }
+    }
+    for (nth, round) in (0..COUNT).flat_map(|nth| [(nth, 0), (nth, 1)]) {
+        let read = disk.read_now(Extent::new(at(nth, round), 512), Block::private(512)).unwrap();
+        assert_eq!(read.into_private()[..], [1 + nth as u8; 512], "{nth}, {round}");
+    }
     drop(disk);
-    let image = file.bytes();
-    assert_eq!(image[79] & 1, 0);
-    check_image(dir.path(), &image, Some(&expected), false, "closed");
+    check_image(dir.path(), &file.bytes(), None, false, "evicted");
 }
 
 /// Clusters are overwritten where they are, and free ones in the file are used before it grows.
@@ -558,7 +590,7 @@ fn inconsistent_or_unknown_image_is_not_changed() {
     let block = number(counts) as usize;
     let data = number(second) as usize & 0xFFFF_FFFF;
     let copied = 1u64 << 63;
-    let cases: [(&str, usize, Vec<u8>, &str); 9] = [
+    let cases: [(&str, usize, Vec<u8>, &str); 12] = [
         ("two entries", second + 8, number(second).to_be_bytes().into(), "same cluster"),
         ("a table", second + 8, (first as u64 | copied).to_be_bytes().into(), "same cluster"),
         ("itself", first + 8, number(first).to_be_bytes().into(), ""),
@@ -567,6 +599,9 @@ fn inconsistent_or_unknown_image_is_not_changed() {
         ("not counted", block + data / cluster * 2, vec![0, 0], "not counted"),
         ("counts of the table", counts, (first as u64).to_be_bytes().into(), "same cluster"),
         ("no counts", counts, vec![0; 8], "not counted"),
+        ("table of counts too long", 56, vec![0, 0, 0, 129], "counts that cannot be"),
+        ("table of counts unaligned", 48, (counts as u64 + 512).to_be_bytes().into(), "cannot be"),
+        ("no table of counts", 48, vec![0; 8], "counts that cannot be"),
         ("snapshots", 60, vec![0, 0, 0, 1], "is none"),
     ];
     for (what, at, bytes, said) in cases {
