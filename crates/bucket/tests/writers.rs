@@ -219,6 +219,22 @@ fn concurrent_reader_sees_consistent_state() {
     }
 }
 
+/// The newest fenced epochs stay, empty: a writer with an old list finds its number taken.
+#[test]
+fn newest_fenced_epochs_stay_empty() {
+    let memory = MemoryBucket::default();
+    drop(create_disk(&memory));
+    for token in 2..=22 {
+        drop(open_writer(&memory, "a later one", token).unwrap());
+    }
+    let mut epochs = memory.list("epoch").unwrap();
+    epochs.sort_by(|one, other| one.key.cmp(&other.key));
+    let keys: Vec<&str> = epochs.iter().map(|it| it.key.as_str()).collect();
+    let expected: Vec<String> = (22 - 16..=22).map(|nth| format!("epoch/{nth:08x}")).collect();
+    assert_eq!(keys, expected);
+    assert!(epochs[..16].iter().all(|it| it.len_bytes == 0) && epochs[16].len_bytes > 0);
+}
+
 #[test]
 fn unneeded_objects_are_deleted() {
     let memory = MemoryBucket::default();
