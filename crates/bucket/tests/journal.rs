@@ -117,10 +117,16 @@ fn acknowledged_writes_upload_after_outage() {
     create_bucket_disk(&memory);
     let drive = journal_disk(JOURNAL_BYTES);
     leave_unsent_writes(&memory, journal_on(&drive));
-    // Without the journal, from anywhere: the error has its path, and the next step.
-    let said = open_disk(&memory, &options("another", 3, None)).err().expect("it is refused");
-    assert!(said.contains("with a journal, /var/the journal, by the one that died"), "{said}");
-    assert!(said.contains("--journal /var/the journal") && said.contains("--take-over"), "{said}");
+    // Without the journal, or with another: the error has its path, and the next step.
+    let other = MemoryDisk::new(vec![0; JOURNAL_BYTES], 512);
+    JournalDevice::format(&other, 98).unwrap();
+    for journal in [None, journal_on(&Arc::new(other))] {
+        let how = options("another", 3, journal);
+        let said = open_disk(&memory, &how).err().expect("it is refused");
+        assert!(said.contains("with a journal, /var/the journal, by the one that died"), "{said}");
+        assert!(said.contains("--journal /var/the journal"), "{said}");
+        assert!(said.contains("--take-over"), "{said}");
+    }
     // A reader that knows the journal must not see less than was acknowledged.
     let engine = || Arc::new(memory.client(Faults::default()));
     let how = options("a reader", 4, journal_on(&drive));
