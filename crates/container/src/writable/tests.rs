@@ -590,7 +590,9 @@ fn inconsistent_or_unknown_image_is_not_changed() {
     let block = number(counts) as usize;
     let data = number(second) as usize & 0xFFFF_FFFF;
     let copied = 1u64 << 63;
-    let cases: [(&str, usize, Vec<u8>, &str); 12] = [
+    // 2^59 bytes need 2^30 entries.
+    let first_too_long = [(1u64 << 59).to_be_bytes(), u64::from(u32::MAX).to_be_bytes()].concat();
+    let cases: [(&str, usize, Vec<u8>, &str); 13] = [
         ("two entries", second + 8, number(second).to_be_bytes().into(), "same cluster"),
         ("a table", second + 8, (first as u64 | copied).to_be_bytes().into(), "same cluster"),
         ("itself", first + 8, number(first).to_be_bytes().into(), ""),
@@ -602,6 +604,7 @@ fn inconsistent_or_unknown_image_is_not_changed() {
         ("table of counts too long", 56, vec![0, 0, 0, 129], "counts that cannot be"),
         ("table of counts unaligned", 48, (counts as u64 + 512).to_be_bytes().into(), "cannot be"),
         ("no table of counts", 48, vec![0; 8], "counts that cannot be"),
+        ("first table too long", 24, first_too_long, "first table does not fit"),
         ("snapshots", 60, vec![0, 0, 0, 1], "is none"),
     ];
     for (what, at, bytes, said) in cases {
