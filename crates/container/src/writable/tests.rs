@@ -545,20 +545,22 @@ fn evicted_l2_tables_are_read_again() {
     check_image(dir.path(), &file.bytes(), None, false, "evicted");
 }
 
-/// Clusters are overwritten where they are, and free ones in the file are used before it grows.
+/// Clusters are overwritten where they are, and free ones in the file are used before it grows. An
+/// image is marked as dirty while clusters are allocated.
 #[test]
 fn file_grows_only_without_free_clusters() {
     let dir = tempfile::tempdir().unwrap();
-    let cases: [(&[&str], u64); 2] =
-        [(&["write -P 1 0 1M"], 64 << 10), (&["write -P 1 0 1M", "discard 0 1M"], 2 * MIB)];
-    for (commands, at) in cases {
+    let cases: [(&[&str], u64, u8); 2] =
+        [(&["write -P 1 0 1M"], 64 << 10, 0), (&["write -P 1 0 1M", "discard 0 1M"], 2 * MIB, 1)];
+    for (commands, at, dirty) in cases {
         let Some(image) = create_image(dir.path(), &[], "3M", commands) else { return };
         let file = Arc::new(GrowingDisk::new(image, 16 * MIB));
         let len = file.bytes().len();
         let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
-        submit_write(&*disk, at, &[2; 512]);
+        disk.wait_durable(submit_write(&*disk, at, &[2; 512])).unwrap();
+        assert_eq!(file.bytes()[79] & 1, dirty, "{commands:?}");
         drop(disk);
-        assert_eq!(file.bytes().len(), len, "{commands:?}");
+        assert_eq!((file.bytes().len(), file.bytes()[79] & 1), (len, 0), "{commands:?}");
         check_image(dir.path(), &file.bytes(), None, false, commands[0]);
     }
 }
