@@ -575,20 +575,22 @@ fn evicted_l2_tables_are_read_again() {
     check_image(dir.path(), &file.bytes(), None, false, "evicted");
 }
 
-/// Clusters are overwritten where they are, and free ones in the file are used before it grows.
+/// Clusters are overwritten where they are, and free ones in the file are used before it grows. An
+/// image is marked as dirty while clusters are allocated.
 #[test]
 fn file_grows_only_without_free_clusters() {
     let dir = tempfile::tempdir().unwrap();
-    let cases: [(&[&str], u64); 2] =
-        [(&["write -P 1 0 1M"], 64 << 10), (&["write -P 1 0 1M", "discard 0 1M"], 2 * MIB)];
-    for (commands, at) in cases {
+    let cases: [(&[&str], u64, u8); 2] =
+        [(&["write -P 1 0 1M"], 64 << 10, 0), (&["write -P 1 0 1M", "discard 0 1M"], 2 * MIB, 1)];
+    for (commands, at, dirty) in cases {
         let Some(image) = create_image(dir.path(), &[], "3M", commands) else { return };
         let file = Arc::new(GrowingDisk::new(image, 16 * MIB));
         let len = file.bytes().len();
         let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
-        submit_write(&*disk, at, &[2; 512]);
+        disk.wait_durable(submit_write(&*disk, at, &[2; 512])).unwrap();
+        assert_eq!(file.bytes()[79] & 1, dirty, "{commands:?}");
         drop(disk);
-        assert_eq!(file.bytes().len(), len, "{commands:?}");
+        assert_eq!((file.bytes().len(), file.bytes()[79] & 1), (len, 0), "{commands:?}");
         check_image(dir.path(), &file.bytes(), None, false, commands[0]);
     }
 }
@@ -620,7 +622,9 @@ fn inconsistent_or_unknown_image_is_not_changed() {
     let block = number(counts) as usize;
     let data = number(second) as usize & 0xFFFF_FFFF;
     let copied = 1u64 << 63;
-    let cases: [(&str, usize, Vec<u8>, &str); 12] = [
+    // 2^59 bytes need 2^30 entries.
+    let first_too_long = [(1u64 << 59).to_be_bytes(), u64::from(u32::MAX).to_be_bytes()].concat();
+    let cases: [(&str, usize, Vec<u8>, &str); 13] = [
         ("two entries", second + 8, number(second).to_be_bytes().into(), "same cluster"),
         ("a table", second + 8, (first as u64 | copied).to_be_bytes().into(), "same cluster"),
         ("itself", first + 8, number(first).to_be_bytes().into(), ""),
@@ -632,6 +636,7 @@ fn inconsistent_or_unknown_image_is_not_changed() {
         ("table of counts too long", 56, vec![0, 0, 0, 129], "counts that cannot be"),
         ("table of counts unaligned", 48, (counts as u64 + 512).to_be_bytes().into(), "cannot be"),
         ("no table of counts", 48, vec![0; 8], "counts that cannot be"),
+        ("first table too long", 24, first_too_long, "first table does not fit"),
         ("snapshots", 60, vec![0, 0, 0, 1], "is none"),
     ];
     for (what, at, bytes, said) in cases {
