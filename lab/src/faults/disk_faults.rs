@@ -336,7 +336,11 @@ impl<'a> DiskRound<'a> {
     /// Overwrites parts of the oplog of a worker that then dies, until its successor refuses it.
     fn inject_oplog_damage(&mut self) -> anyhow::Result<()> {
         for _ in 0..self.round.faults {
-            self.step()?;
+            match self.own.step(&self.shared) {
+                // The successor has refused the oplog.
+                Err(error) if is_errno(&error, Errno::ROFS) => break,
+                done => done.context("writing between two faults")?,
+            }
             let pid = self.mount.status()?.worker_pid;
             let began = Instant::now();
             stop_worker(pid)?;

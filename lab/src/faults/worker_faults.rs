@@ -186,7 +186,8 @@ impl<'a> FaultInjector<'a> {
                 _ => {
                     stop_worker(pid)?;
                     let forged = forgery::send_forged_message(pid, &mut self.random);
-                    send_signal(pid, Signal::CONT)?;
+                    // The keeper may have killed it by now.
+                    let _ = send_signal(pid, Signal::CONT);
                     forged?;
                     Ok(("reply: to the keeper", FaultEnd::Replaced))
                 }
