@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test suites mutants test-often test-release long long-images exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib install-sqlite lib sqlite header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test suites mutants test-often test-release long long-images exact matrix lint loom crash crash-store use-store faults lab bench bench-channel lab-programs install install-program install-units install-helper install-lib install-sqlite lib sqlite header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -122,15 +122,14 @@ crash:
 	target/release/draconis-lab crash --journal --states $(or $(STATES),100000)
 	target/release/draconis-lab crash --store --states $(or $(STATES),100000)
 
-# Workers of mounts are killed, of ext2, ext3 and ext4, while clients work: none may notice. Other
-# programs can be clients, too: make deaths KILLS=3000 SEED=7 WITH='--with "fsx -N 20000 file"'.
-# Needs FUSE.
-deaths:
+# Faults in mounts while clients work: workers die, hang, lie and get no memory; disks fail and are
+# full. Other programs can be clients, too: make faults COUNT=3000 SEED=7 FAULTS=death
+# WITH='--with "fsx -N 20000 file"'. TOTALS=FILE adds parts up. Needs FUSE, and root for all but
+# deaths and hangs.
+faults:
 	$(CARGO) build --release --locked -p draconis -p draconis-lab
-	for kind in ext2 ext3 ext4; do \
-		target/release/draconis-lab deaths --kind $$kind --kills $(or $(KILLS),10000) \
-			--seed $(or $(SEED),1) $(WITH) || exit 1; \
-	done
+	target/release/draconis-lab faults --count $(or $(COUNT),10000) --mounts $(or $(MOUNTS),4) \
+		--seed $(or $(SEED),1) $(if $(FAULTS),--fault $(FAULTS)) $(if $(TOTALS),--totals $(TOTALS)) $(WITH)
 
 # Power cuts of object stores: every sequence of up to three steps with every subset of up to
 # twelve sectors, then long runs, second power cuts and bad disks: make crash-store STATES=1000000

@@ -20,7 +20,7 @@ mod compare;
 mod context;
 mod crash;
 mod experiments;
-mod kill_test;
+mod faults;
 mod machine;
 mod memory;
 mod null_fs;
@@ -89,8 +89,8 @@ enum Command {
     },
     /// Test volumes for consistency after simulated power loss.
     Crash(crash::CrashArguments),
-    /// Test mounts while their workers are killed (needs FUSE).
-    Deaths(kill_test::DeathsArguments),
+    /// Test mounts while faults are injected (needs FUSE, most kinds also root).
+    Faults(faults::FaultsArguments),
     /// Mount an in-memory no-op file system (upper bound for FUSE servers).
     #[command(hide = true)]
     Memory {
@@ -199,7 +199,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::ChannelChild { cpu } => experiments::serve_channel(cpu)?,
         Command::IsolationChild { image } => experiments::serve_isolation(&image)?,
         Command::Crash(arguments) => crash::run(&arguments)?,
-        Command::Deaths(arguments) => kill_test::run(&arguments)?,
+        Command::Faults(arguments) => faults::run(&arguments)?,
         Command::StoreCrash(arguments) => store_crash::run(&arguments)?,
         Command::StoreUse(arguments) => store_soak::run(&arguments)?,
     }

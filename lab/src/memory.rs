@@ -3,6 +3,8 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use draconis_exchange::contract::directory::{
@@ -27,6 +29,47 @@ pub struct MemoryTree {
     nodes: Mutex<NodeTable>,
     /// True if written data is stored; otherwise files read as zeros.
     keeps: bool,
+    errors: InjectedErrors,
+}
+
+/// Errors of the contents of all files, as of a failing disk.
+#[derive(Default)]
+pub struct InjectedErrors {
+    /// Kind of the calls that fail, and the bytes of the file that they fail for.
+    failing: Mutex<Option<(FileCall, Range<u64>)>>,
+    failed: AtomicU64,
+}
+
+/// A call on the contents of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileCall {
+    Read,
+    Write,
+    Sync,
+}
+
+impl InjectedErrors {
+    /// Has all further calls of this kind on these bytes fail with EIO, or none.
+    pub fn set_failing(&self, calls: Option<(FileCall, Range<u64>)>) {
+        *self.failing.lock() = calls;
+    }
+
+    /// Returns the number of calls that have failed.
+    pub fn failed_calls(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    fn check(&self, call: FileCall, bytes: Range<u64>) -> FileResult<()> {
+        let failing = self.failing.lock();
+        let is_failing = |(which, range): &(FileCall, Range<u64>)| {
+            *which == call && range.start < bytes.end && bytes.start < range.end
+        };
+        if !failing.as_ref().is_some_and(is_failing) {
+            return Ok(());
+        }
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        Err(Refusal::Io)
+    }
 }
 
 struct NodeTable {
@@ -286,7 +329,12 @@ impl MemoryTree {
         let what = NodeContent::Directory(NameTable { parent: 1, ..NameTable::default() });
         let root = MemoryNode { attributes, holds: 1, xattrs: BTreeMap::new(), what };
         nodes.by_number.insert(1, root);
-        Self { nodes: Mutex::new(nodes), keeps }
+        Self { nodes: Mutex::new(nodes), keeps, errors: InjectedErrors::default() }
+    }
+
+    /// Returns the errors that its files have.
+    pub fn errors(&self) -> &InjectedErrors {
+        &self.errors
     }
 
     fn lock(&self) -> MutexGuard<'_, NodeTable> {
@@ -504,6 +552,8 @@ impl FileServer for MemoryFile<'_> {
         if !request.is_in_bounds() {
             return Err(Refusal::Invalid);
         }
+        let bytes = request.offset..request.offset.saturating_add(request.len.into());
+        self.tree.errors.check(FileCall::Read, bytes)?;
         let nodes = self.tree.lock();
         let object = nodes.get(self.node)?;
         let NodeContent::File(bytes) = &object.what else { return Err(Refusal::Invalid) };
@@ -524,6 +574,8 @@ impl FileServer for MemoryFile<'_> {
     }
 
     fn write(&self, request: &mut file::Write) -> FileResult<u32> {
+        let bytes = request.offset..request.offset.saturating_add(request.len.into());
+        self.tree.errors.check(FileCall::Write, bytes)?;
         let mut nodes = self.tree.lock();
         let object = nodes.get_mut(self.node)?;
         let NodeContent::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
@@ -577,7 +629,7 @@ impl FileServer for MemoryFile<'_> {
     }
 
     fn sync(&self, _: &mut file::Sync) -> FileResult<()> {
-        Ok(())
+        self.tree.errors.check(FileCall::Sync, 0..u64::MAX)
     }
 }
 

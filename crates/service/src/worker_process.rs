@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use draconis_exchange::channel::session::{Session, SessionConfig, offer};
 use draconis_exchange::channel::{ChannelError, Client, Reply};
+use draconis_exchange::contract::Violation;
 use draconis_exchange::contract::volume::{self, Volume};
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::arena::SlotClass;
@@ -253,7 +254,9 @@ impl Worker {
             let behind = behind.iter().chain(fuse_device).map(AsFd::as_fd);
             let all: Vec<_> = fixed.into_iter().chain(behind).collect();
             send_descriptors(&control, &all)?;
-            std::io::Result::Ok(session.start(guest))
+            let session = session.start(guest);
+            session.kill_peer_on_violation();
+            std::io::Result::Ok(session)
         };
         let (session, disk) = match source {
             VolumeSource::File { image, disk } => {
@@ -325,6 +328,11 @@ impl Worker {
     /// Returns the error that keeps the keeper from writing for it, if any.
     pub fn disk_failure(&self) -> Option<String> {
         self.disk.failure()
+    }
+
+    /// Returns how it broke its contract with the keeper, if it did. It is killed for that.
+    pub(crate) fn violation(&self) -> Option<Violation> {
+        self.session.violation()
     }
 
     /// Returns its process id.

@@ -33,7 +33,7 @@ use rustix::{
     fs::OFlags,
     io::{self, Errno},
     net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType},
-    process::{PidfdFlags, getpid, pidfd_open},
+    process::{PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal},
     time::{ClockId, clock_gettime},
 };
 
@@ -281,6 +281,7 @@ pub struct Session {
     /// Time of the last successful liveness check, in milliseconds of a coarse clock.
     alive_checked_ms: AtomicU64,
     blame: OnceLock<Violation>,
+    kills_violators: AtomicBool,
     /// Number of clients that await a reply.
     awaiting: AtomicUsize,
     /// Lanes whose endpoint of this side exists or existed, one bit a lane.
@@ -316,6 +317,7 @@ impl Session {
             dead: AtomicBool::new(false),
             alive_checked_ms: AtomicU64::new(0),
             blame: OnceLock::new(),
+            kills_violators: AtomicBool::new(false),
             awaiting: AtomicUsize::new(0),
             taken_lanes: AtomicU64::new(0),
             abandoned: Mutex::default(),
@@ -371,6 +373,12 @@ impl Session {
         self.blame.get().copied()
     }
 
+    /// Has the peer killed at its first violation. Without this a peer that broke its contract
+    /// lives on, and its owner learns of it at the next call.
+    pub fn kill_peer_on_violation(&self) {
+        self.kills_violators.store(true, Release);
+    }
+
     /// Waits until the peer is dead, for example after it was killed for a violation. Its
     /// attachments have then returned, once the endpoints of this session are dropped.
     ///
@@ -420,7 +428,12 @@ impl Session {
 
     /// Records the first violation; returns it.
     fn record_violation(&self, violation: Violation) -> Violation {
-        *self.blame.get_or_init(|| violation)
+        let first = *self.blame.get_or_init(|| violation);
+        if self.kills_violators.load(Acquire) {
+            // It may have ended already, which is equivalent.
+            let _ = pidfd_send_signal(&self.peer, Signal::KILL);
+        }
+        first
     }
 
     fn signal_event_fd(&self, bell: usize) {

@@ -133,15 +133,21 @@ impl Keeper {
             let waiting =
                 match asked.recv_timeout(std::mem::replace(&mut period, WORKER_STATUS_INTERVAL)) {
                     Ok(SupervisorEvent::Died(exit)) => {
-                        let is_hung = hung.is_some();
+                        let violation = worker.violation().map(|violation| {
+                            format!(
+                                "worker {} broke its contract and was killed: {violation}",
+                                worker.pid()
+                            )
+                        });
+                        let is_own_fault = hung.is_some() || violation.is_some();
                         let words = worker.disk_failure();
-                        let why = hung.or_else(|| {
+                        let why = violation.or(hung).or_else(|| {
                             exit.failure_reason(&words.unwrap_or_else(|| worker.final_message()))
                         });
                         if !exit.is_abnormal() || closed {
                             return WatchResult::Over { why };
                         }
-                        let was_killed = exit.was_killed() && !is_hung;
+                        let was_killed = exit.was_killed() && !is_own_fault;
                         return WatchResult::Death { why: why.unwrap_or_default(), was_killed };
                     }
                     // The worker is about to exit, or to be killed.
@@ -188,7 +194,7 @@ impl Keeper {
                 answer => {
                     // A worker that is ending does not answer either; its exit gives the reason.
                     let late = answer.err().is_none_or(|fault| fault.is_timeout());
-                    if late {
+                    if late && worker.violation().is_none() {
                         let pid = worker.pid();
                         let seconds = deadline.as_secs();
                         hung = Some(format!(
@@ -233,7 +239,7 @@ enum WatchResult {
     },
     Death {
         why: String,
-        /// True if another process killed it.
+        /// True if another process killed it, and not the keeper for what it did.
         was_killed: bool,
     },
     /// The worker still runs: an upgrade to another program was requested.

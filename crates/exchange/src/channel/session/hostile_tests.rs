@@ -166,6 +166,29 @@ fn one_violation_closes_all_lanes() {
 }
 
 #[test]
+fn violating_peer_is_killed_if_asked_for() {
+    use std::os::unix::process::ExitStatusExt;
+    for kills in [false, true] {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let (offer, _socket) = offer(&session_config()).unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let host = offer.start(pidfd_open(pid, PidfdFlags::empty()).unwrap());
+        if kills {
+            host.kill_peer_on_violation();
+        }
+        let server = host.server::<File>(0).unwrap();
+        forge_message::<File>(&host, TO_SERVER, first_header(77, &[]), &[]);
+        let served = server.serve(Duration::from_secs(20), |_| None);
+        assert_eq!(served, Err(ChannelError::Violation(Violation::Tag(77))));
+        if !kills {
+            assert!(child.try_wait().unwrap().is_none());
+            child.kill().unwrap();
+        }
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+    }
+}
+
+#[test]
 fn full_or_drained_event_fd_does_not_block_peer() {
     let (host, guest) = connect_host_and_guest();
     for bell in &guest.event_fds {

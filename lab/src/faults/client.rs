@@ -54,7 +54,7 @@ impl StressClient {
             let done = self.random_operation(what, shared);
             if done.is_err() {
                 // Stops the other clients.
-                shared.over.store(true, std::sync::atomic::Ordering::Relaxed);
+                shared.end();
             }
             done.with_context(|| format!("client {}, step {calls}, call {what}", self.nth))?;
         }

@@ -10,7 +10,7 @@ use rustix::fs::{FallocateFlags, IFlags, OFlags};
 use rustix::io::Errno;
 
 use super::{MAX_FILE_BYTES, StressClient, pick_nth};
-use crate::kill_test::SharedState;
+use crate::faults::SharedState;
 
 /// Alignment of offset, length and memory of direct writes.
 const DIRECT_ALIGN_BYTES: usize = 4096;

@@ -33,7 +33,7 @@ pub(super) fn run(
         runs += 1;
         let done = run_once(command, dir, &mut random, shared);
         if done.is_err() {
-            shared.over.store(true, std::sync::atomic::Ordering::Relaxed);
+            shared.end();
         }
         done.with_context(|| format!("{command}: run {runs}"))?;
     }
