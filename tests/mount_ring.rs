@@ -130,9 +130,9 @@ fn assert_clients_end(draconis: &Draconis, at: &Path, stop: impl FnOnce()) {
                         std::fs::remove_file(&path)
                     });
                     match done {
-                        Ok(()) => made.fetch_add(1, Ordering::Relaxed),
-                        Err(error) => break ended.send(error.raw_os_error()).unwrap(),
-                    };
+                        Ok(()) => drop(made.fetch_add(1, Ordering::Relaxed)),
+                        Err(error) => return ended.send(error.raw_os_error()).unwrap(),
+                    }
                 }
             });
         }

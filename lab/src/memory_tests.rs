@@ -41,10 +41,10 @@ fn mount_memory_tree(write_back: bool) -> Option<TestMount> {
         sync: false,
         dir_sync: false,
     };
-    let connection = fuse::mount(dir.path(), &options).unwrap();
+    let connection = fuse::mount(dir.path(), None, &options).unwrap();
     let tree = Arc::new(MemoryTree::new(true));
     let served = tree.clone();
-    let behaviour = ServerOptions { permissions: true, write_back, no_polling: false };
+    let behaviour = ServerOptions { permissions: true, write_back, ..Default::default() };
     let server = std::thread::spawn(move || {
         Server::new(&*served, behaviour).serve(connection, &Activity::default()).unwrap();
     });

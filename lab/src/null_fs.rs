@@ -25,8 +25,9 @@ pub fn serve_null_fs(at: &Path, write_back: bool) -> anyhow::Result<()> {
         sync: false,
         dir_sync: false,
     };
-    let connection = fuse::mount(at, &options)?;
+    let connection = fuse::mount(at, None, &options)?;
     let tree = MemoryTree::new(false);
-    let behaviour = fuse::ServerOptions { permissions: true, write_back, no_polling: false };
+    let behaviour =
+        fuse::ServerOptions { permissions: true, write_back, ..fuse::ServerOptions::default() };
     Ok(fuse::Server::new(&tree, behaviour).serve(connection, &Activity::default())?)
 }

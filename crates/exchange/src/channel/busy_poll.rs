@@ -5,12 +5,14 @@
 //! receiver polls first. A hit doubles the poll budget, a miss halves it, and every
 //! [`MISSES_BEFORE_RETRY`] misses the full budget is tried again.
 
-/// Maximum polls: some ten microseconds. None under loom, which tries all interleavings.
-const MAX_SPINS: u32 = if cfg!(loom) { 0 } else { 1024 };
+/// Maximum polls: some tens of microseconds, longer than it takes to wake the peer. Otherwise both
+/// sides would sleep between any two messages once they had begun to. None under loom, which tries
+/// all interleavings.
+const MAX_SPINS: u32 = if cfg!(loom) { 0 } else { 2048 };
 /// Minimum polls.
 const MIN_SPINS: u32 = if cfg!(loom) { 0 } else { 2 };
 /// Number of misses after which the full budget is tried.
-const MISSES_BEFORE_RETRY: u32 = 512;
+const MISSES_BEFORE_RETRY: u32 = 1024;
 
 /// Poll budget of one receiver.
 #[derive(Debug)]
