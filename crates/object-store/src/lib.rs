@@ -65,6 +65,8 @@ mod record;
 mod staging;
 mod store;
 mod upload;
+#[cfg(feature = "object-store-0-13")]
+pub mod v0_13;
 
 pub use draconis_access::NewStore;
 pub use draconis_bucket::{BucketOptions, JournalDevice};
