@@ -182,10 +182,10 @@ impl SharedState {
         self.fault_at.store(self.elapsed_ns(), Ordering::Relaxed);
     }
 
-    /// Waits until no call is in flight that began before the last fault.
-    fn wait_for_older_calls(&self) {
-        let fault = self.fault_at.load(Ordering::Relaxed);
-        while !self.is_over() && self.in_flight.lock().iter().any(|began| *began <= fault) {
+    /// Waits until all calls that are in flight now have returned.
+    fn wait_for_calls_in_flight(&self) {
+        let now = self.elapsed_ns();
+        while !self.is_over() && self.in_flight.lock().iter().any(|began| *began <= now) {
             std::thread::sleep(Duration::from_micros(500));
         }
     }

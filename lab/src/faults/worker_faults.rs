@@ -125,7 +125,7 @@ impl<'a> FaultInjector<'a> {
             let pid = self.wait_for_worker()?;
             if self.round.kind != FaultKind::Death {
                 // A request that two workers died over is refused, and nobody killed these.
-                self.shared.wait_for_older_calls();
+                self.shared.wait_for_calls_in_flight();
             }
             let most_us = 1000 * self.round.arguments.most_ms;
             std::thread::sleep(Duration::from_micros(self.random.next_below(most_us.max(1))));
@@ -172,7 +172,7 @@ impl<'a> FaultInjector<'a> {
     /// Injects a fault into the worker `pid`; returns what it was.
     fn inject(&mut self, pid: u32) -> anyhow::Result<(&'static str, FaultEnd)> {
         match self.round.kind {
-            FaultKind::Death => return self.inject_death(pid),
+            FaultKind::Death => self.inject_death(pid),
             FaultKind::Hang => {
                 stop_worker(pid)?;
                 self.last = pid;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
@@ -307,8 +307,15 @@ pub(crate) fn dead_mount_message(mount_point: &Path, volume: &Path) -> String {
     )
 }
 
-/// Aborts the connection of a mount that is in use; the mount stays in place.
+/// Aborts the connection of a mount; the mount stays in place.
 fn abort_connection(mount_point: &Path) {
+    // The kernel would also unmount what is not in use. This descriptor is a use that sends no
+    // request.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let used = rustix::fs::open(mount_point, flags, Mode::empty());
+    if let Err(errno) = used {
+        return log::error!("{}", describe_errno(mount_point, errno));
+    }
     match rustix::mount::unmount(mount_point, UnmountFlags::FORCE) {
         Ok(()) | Err(Errno::BUSY) => {}
         Err(errno) => log::error!("{}", describe_errno(mount_point, errno)),
