@@ -63,12 +63,17 @@ impl FileSystemBelow {
             sync: false,
             dir_sync: false,
         };
-        let connection = fuse::mount(&at, &options)?;
+        let connection = fuse::mount(&at, None, &options)?;
         let tree = Arc::new(MemoryTree::new(true));
         let served = tree.clone();
         let server = std::thread::spawn(move || {
             let behaviour =
-                fuse::ServerOptions { permissions: true, write_back: false, no_polling: true };
+                fuse::ServerOptions {
+                    permissions: true,
+                    write_back: false,
+                    no_polling: true,
+                    over_rings: false,
+                };
             let server = fuse::Server::new(&*served, behaviour);
             if let Err(error) = server.serve(connection, &fuse::Activity::default()) {
                 eprintln!("the faulty file system: {error}");
