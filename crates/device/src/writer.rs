@@ -31,8 +31,8 @@ use crate::{ChainBounds, Error, Extent, Group, Refused, Ticket, Write};
 const MAX_QUEUED_GROUPS: usize = 256;
 /// Maximum bytes in the queue; one chain may be larger.
 const MAX_QUEUED_BYTES: u64 = 64 << 20;
-/// Maximum bytes of one request to the file.
-const MAX_RUN_BYTES: u64 = 1 << 20;
+/// Maximum bytes of one request to the file. Several of half a MiB are faster than one of a MiB.
+const MAX_RUN_BYTES: u64 = 512 << 10;
 /// Maximum blocks of one request (`IOV_MAX`).
 const MAX_RUN_WRITES: usize = 1024;
 
@@ -47,6 +47,8 @@ const MAX_IDLE_TICKS: u32 = 20;
 const MAX_PENDING_DISCARDS: usize = 4096;
 /// Minimum runs of a group for which a ring is faster than sequential writes.
 const MIN_RING_RUNS: usize = 8;
+/// Minimum bytes of a group for which that holds for two runs.
+const MIN_RING_BYTES: u64 = 1 << 20;
 
 /// Writes groups in its own thread, and in waiting threads.
 #[derive(Debug)]
@@ -382,11 +384,11 @@ impl WriterShared {
     fn write(&self, group: &Group) -> Result<(), Error> {
         let (writes, overlap) = sort_by_offset(&group.writes);
         let runs = split_into_runs(&writes);
+        let bytes: u64 = writes.iter().map(|write| write.block.len() as u64).sum();
+        let is_faster = runs.len() >= MIN_RING_RUNS || runs.len() > 1 && bytes >= MIN_RING_BYTES;
         let mut ring = self.ring.lock();
         let at_once = match ring.as_mut() {
-            Some(ring) if !overlap && runs.len() >= MIN_RING_RUNS => {
-                self.write_at_once(&runs, ring)
-            }
+            Some(ring) if !overlap && is_faster => self.write_at_once(&runs, ring),
             _ => None,
         };
         let mut done = at_once.unwrap_or_default().into_iter();

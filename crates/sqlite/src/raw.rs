@@ -361,9 +361,9 @@ unsafe extern "C" fn open(
         };
     }
     run(|| {
-        // SAFETY: SQLite passes the name of a database, with its parameters behind it.
         let parameters = match flags & codes::OPEN_MAIN_DB {
             0 => BucketParameters::default(),
+            // SAFETY: SQLite passes the name of a database, with its parameters behind it.
             _ => unsafe { bucket_parameters(name) },
         };
         // SAFETY: a name that ends with a zero.
