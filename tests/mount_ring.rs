@@ -90,7 +90,7 @@ fn ring_serves_many_clients() {
             }
         });
         // Large requests both ways, and a hole.
-        let pattern: Vec<u8> = (0..12_000_003_u32).map(|i| (i * 7 >> 3) as u8).collect();
+        let pattern: Vec<u8> = (0..12_000_003_u32).map(|i| ((i * 7) >> 3) as u8).collect();
         let mut large =
             File::options().read(true).write(true).create_new(true).open(at.join("large")).unwrap();
         large.write_all(&pattern).unwrap();
