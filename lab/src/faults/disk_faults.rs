@@ -67,13 +67,12 @@ impl FileSystemBelow {
         let tree = Arc::new(MemoryTree::new(true));
         let served = tree.clone();
         let server = std::thread::spawn(move || {
-            let behaviour =
-                fuse::ServerOptions {
-                    permissions: true,
-                    write_back: false,
-                    no_polling: true,
-                    over_rings: false,
-                };
+            let behaviour = fuse::ServerOptions {
+                permissions: true,
+                write_back: false,
+                no_polling: true,
+                over_rings: false,
+            };
             let server = fuse::Server::new(&*served, behaviour);
             if let Err(error) = server.serve(connection, &fuse::Activity::default()) {
                 eprintln!("the faulty file system: {error}");

@@ -1,7 +1,7 @@
 //! Durable puts of one client on modelled devices, beside one file for each object:
 //!
 //! ```sh
-//! cargo run -p draconis-object-store --example devices
+//! cargo run -p draconis-object-store --example put_devices
 //! ```
 //!
 //! Times are those of the device. `LocalFileSystem` needs a kernel's file system, which cannot be on

@@ -1,7 +1,7 @@
 //! Small durable commits on modelled devices, beside SQLite's writes with a rollback journal:
 //!
 //! ```sh
-//! cargo run -p draconis-sqlite --example devices
+//! cargo run -p draconis-sqlite --example commit_devices
 //! ```
 //!
 //! Times are those of the device. SQLite itself runs on the store. A kernel's file system cannot be
