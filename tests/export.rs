@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use common::bucket::TestBucket;
 use common::export::{
-    Export, assert_contents, make_qcow2, make_store, make_volume, nbdcopy, nbdsh, succeed, text,
+    Export, assert_contents, check_image, make_qcow2, make_store, make_volume, nbdcopy, nbdsh,
+    succeed, text,
 };
 use common::volume::run_e2fsck;
 use common::{Draconis, has_tool, wait_until};
@@ -436,7 +437,7 @@ fn flushed_data_survive_sigkill() {
             export.end();
         }
     }
-    succeed(Command::new("qemu-img").args(["check", "-q", text(&qcow2)]));
+    check_image(&draconis, text(&qcow2));
     draconis.run_ok(["store", "check", text(&draconis.path("s"))]);
 }
 
