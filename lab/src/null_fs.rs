@@ -6,13 +6,10 @@ use draconis_front::fuse::{self, Activity};
 
 use crate::memory::MemoryTree;
 
-/// Serves an empty tree that discards contents, until it is unmounted.
-///
-/// # Errors
-/// Mounting fails.
-pub fn serve_null_fs(at: &Path, write_back: bool) -> anyhow::Result<()> {
-    let options = fuse::KernelOptions {
-        source: "memory".into(),
+/// Returns the options of a mount of the lab's own servers.
+pub fn kernel_options(source: &str) -> fuse::KernelOptions {
+    fuse::KernelOptions {
+        source: source.into(),
         device: None,
         subtype: "draconis".into(),
         read_only: false,
@@ -24,8 +21,15 @@ pub fn serve_null_fs(at: &Path, write_back: bool) -> anyhow::Result<()> {
         access_times: draconis_types::AccessTimes::Relative,
         sync: false,
         dir_sync: false,
-    };
-    let connection = fuse::mount(at, None, &options)?;
+    }
+}
+
+/// Serves an empty tree that discards contents, until it is unmounted.
+///
+/// # Errors
+/// Mounting fails.
+pub fn serve_null_fs(at: &Path, write_back: bool) -> anyhow::Result<()> {
+    let connection = fuse::mount(at, None, &kernel_options("memory"))?;
     let tree = MemoryTree::new(false);
     let behaviour =
         fuse::ServerOptions { permissions: true, write_back, ..fuse::ServerOptions::default() };

@@ -4,6 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use super::versitygw::find_versitygw;
 use super::{Draconis, has_tool, report_skipped, wait_until};
 
 /// Location of a store, and the environment of commands that access it.
@@ -158,14 +159,4 @@ impl TestBucket {
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
         said
     }
-}
-
-/// Finds the program where `tools/packages test` installs it, or in PATH.
-fn find_versitygw() -> Option<PathBuf> {
-    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home);
-    let built = cache.map(|cache| cache.join("draconis/bin/versitygw"));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut all = std::env::split_paths(&path).map(|dir| dir.join("versitygw")).chain(built);
-    all.find(|program| program.is_file())
 }

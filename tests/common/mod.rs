@@ -4,6 +4,7 @@
 pub mod bucket;
 pub mod export;
 mod skipped;
+mod versitygw;
 pub mod volume;
 
 use std::collections::BTreeMap;

@@ -6,3 +6,6 @@
 #![deny(unsafe_code)]
 
 pub mod fuse;
+#[cfg(test)]
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;

@@ -3,10 +3,12 @@
 mod common;
 #[path = "../../../tests/common/skipped.rs"]
 mod skipped;
+#[path = "../../../tests/common/versitygw.rs"]
+mod versitygw;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,7 @@ use common::buckets::TestBucket;
 use common::{Random, integrity, open_read_only, text};
 use rusqlite::{Connection, ErrorCode};
 use skipped::report_skipped;
+use versitygw::find_versitygw;
 
 /// Name of a database, for the test that is the writer of another one.
 const WRITER: &str = "DRACONIS_SQLITE_BUCKET_WRITER";
@@ -267,16 +270,6 @@ fn commits_fail_while_the_bucket_is_away_and_go_on_when_it_is_back() {
         drop(app);
         assert!(bucket.check().is_clean());
     }
-}
-
-/// Finds the program where `tools/packages test` installs it, or in PATH.
-fn find_versitygw() -> Option<PathBuf> {
-    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home);
-    let built = cache.map(|cache| cache.join("draconis/bin/versitygw"));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut all = std::env::split_paths(&path).map(|dir| dir.join("versitygw")).chain(built);
-    all.find(|program| program.is_file())
 }
 
 #[cfg(feature = "clouds")]

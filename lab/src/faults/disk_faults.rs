@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::null_fs::kernel_options;
 use anyhow::{Context, bail, ensure};
 use draconis_device::Random;
 use draconis_front::fuse;
@@ -50,18 +51,9 @@ enum FileSystemBelow {
 impl FileSystemBelow {
     fn mount_faulty(at: PathBuf) -> anyhow::Result<Self> {
         let options = fuse::KernelOptions {
-            source: "faulty".into(),
-            device: None,
-            subtype: "draconis".into(),
-            read_only: false,
-            allow_other: true,
-            default_permissions: true,
-            dev: false,
-            suid: false,
             no_exec: true,
             access_times: draconis_types::AccessTimes::Never,
-            sync: false,
-            dir_sync: false,
+            ..kernel_options("faulty")
         };
         let connection = fuse::mount(&at, None, &options)?;
         let tree = Arc::new(MemoryTree::new(true));

@@ -447,7 +447,7 @@ mod tests {
         assert_eq!(size_of::<EntryHeader>(), 288);
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let Ok(queue) = Queue::new(ours.as_fd(), 0) else {
-            eprintln!("skipped: no io_uring here");
+            crate::skipped::report_skipped("restrictions of rings: no io_uring");
             return;
         };
         let nop = squeue::Entry128::from(opcode::Nop::new().build());
