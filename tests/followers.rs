@@ -280,7 +280,7 @@ fn values_lists_and_wrong_intervals() {
     let place = TestBucket::directory_bucket();
     let file = place.draconis.path("s.store");
     let file = file.to_str().unwrap();
-    place.run_ok(&["store", "create", file, "--size", "16M", "--sparse"]);
+    place.run_ok(&["store", "create", file, "--size", "16M", "--sparse", "--layout", "cow"]);
     let shown = |arguments: &[&str]| {
         let mut child = place.command(arguments).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();

@@ -291,7 +291,15 @@ fn closed_stdout_ends_command_silently() {
     let draconis = Draconis::new();
     make_volume(&draconis);
     let store = draconis.path("s.store");
-    draconis.run_ok(["store", "create", store.to_str().unwrap(), "--size", "16M"]);
+    draconis.run_ok([
+        "store",
+        "create",
+        store.to_str().unwrap(),
+        "--size",
+        "16M",
+        "--layout",
+        "cow",
+    ]);
     let dir = format!("{}/", draconis.dir.path().display());
     for line in [
         "status",

@@ -38,7 +38,7 @@ fn files_of_unknown_length_are_read_completely() {
     assert_eq!(draconis.run_ok(["cat", &format!("{}:/boot_id", made.display())]), boot_id);
     run_e2fsck(&made);
     let store = draconis.path("s.store");
-    draconis.run_ok(["store", "create", "--size", "16M", path_str(&store)]);
+    draconis.run_ok(["store", "create", "--size", "16M", "--layout", "cow", path_str(&store)]);
     draconis.run_ok(["store", "put", path_str(&store), "v", "/proc/version"]);
     assert_eq!(draconis.run_ok(["store", "get", path_str(&store), "v"]).as_bytes(), there[0]);
 }
@@ -66,7 +66,16 @@ fn growing_files_are_reported() {
     let draconis = Draconis::new();
     let (image, store) = (draconis.path("a.img"), draconis.path("s.store"));
     draconis.run_ok(["format", "-t", "ext4", path_str(&image), "256M"]);
-    draconis.run_ok(["store", "create", "--size", "256M", "--sparse", path_str(&store)]);
+    draconis.run_ok([
+        "store",
+        "create",
+        "--size",
+        "256M",
+        "--sparse",
+        "--layout",
+        "cow",
+        path_str(&store),
+    ]);
     let tree = draconis.make_dir("tree");
     let log = tree.join("log");
     let line = b"a line of a log that grows while it is read\n";

@@ -149,7 +149,7 @@ fn output_cannot_replace_source_store_or_archive() {
     let draconis = Draconis::new();
     let (store, object) = (draconis.path("s.store"), draconis.path("object"));
     std::fs::write(&object, "precious").unwrap();
-    draconis.run_ok(["store", "create", "--size", "16M", path_str(&store)]);
+    draconis.run_ok(["store", "create", "--size", "16M", "--layout", "cow", path_str(&store)]);
     draconis.run_ok(["store", "put", path_str(&store), "new", path_str(&object)]);
     let link = draconis.path("link");
     symlink(&store, &link).unwrap();

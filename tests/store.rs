@@ -132,7 +132,7 @@ fn kv_scan_and_load_round_trip() {
     let draconis = Draconis::new();
     let [old, new] = ["old", "new"].map(|name| draconis.path(name));
     let [old, new] = [old.to_str().unwrap(), new.to_str().unwrap()];
-    draconis.run_ok(["store", "create", old, "--size", "16M"]);
+    draconis.run_ok(["store", "create", old, "--size", "16M", "--layout", "cow"]);
     let all: Vec<u8> = (0..=255).collect();
     for (key, value) in
         [("a\tb", &all[..]), ("c\nd\\", b""), ("\\t", b"\\n\r\n"), ("\u{fc}", b"\xff\t")]
@@ -143,7 +143,7 @@ fn kv_scan_and_load_round_trip() {
         let scan = |store| draconis.run_ok([&["kv", "scan", store], form].concat());
         let lines = scan(old);
         assert_eq!(lines.lines().count(), 4, "{lines}");
-        draconis.run_ok(["store", "create", new, "--size", "16M", "--force"]);
+        draconis.run_ok(["store", "create", new, "--size", "16M", "--layout", "cow", "--force"]);
         let loaded = run_with_stdin(
             &draconis,
             &[&["kv", "load", new, "-"], form].concat(),
@@ -211,6 +211,10 @@ fn info_shows_profile_and_layout_is_selectable() {
     std::fs::write(profile, "nonsense").unwrap();
     let said = draconis.run_failing([&made[..], &["--force"]].concat());
     assert!(said.contains("probe --json"), "{said}");
+    let made = ["store", "create", store, "--size", "16M", "--layout", "log", "--force"];
+    let said = draconis.run_ok(made);
+    assert!(said.contains("layout log, pages of 4.0 KiB, segments of 128.0 KiB"), "{said}");
+    assert!(said.contains("not measured, since the layout is given"), "{said}");
 }
 
 #[test]

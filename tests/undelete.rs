@@ -218,7 +218,7 @@ fn deleted_files_of_a_disk_in_a_store_need_the_option() {
     let (image, files) = make_image(&draconis);
     let store = draconis.path("disks.store");
     let store = store.to_str().unwrap();
-    draconis.run_ok(["store", "create", store, "--size", "32M"]);
+    draconis.run_ok(["store", "create", store, "--size", "32M", "--layout", "cow"]);
     draconis.run_ok(["store", "put", store, "vol", image.to_str().unwrap()]);
     let said = draconis.run_failing(["ls", &format!("{store}#vol@deleted")]);
     assert!(said.contains("no snapshot deleted; --deleted"), "{said}");

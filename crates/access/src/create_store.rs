@@ -33,9 +33,9 @@ pub struct StoreSpec {
     pub len_bytes: u64,
     /// Creates the file as one hole instead of writing zeros.
     pub sparse: bool,
-    /// Layout and sizes; measured if `None`.
+    /// Layout and sizes; measured if neither this nor `layout` is given.
     pub profile: Option<Profile>,
-    /// Layout to use, whatever the measurement suggests.
+    /// Layout to use; without `profile`, with default sizes.
     pub layout: Option<LayoutKind>,
 }
 
@@ -105,7 +105,9 @@ pub fn create_in_file(
     }
     let (mut profile, mut why) = match wanted.profile {
         Some(profile) => (profile, vec!["as --profile says".to_owned()]),
-        None if len < MIN_PROBE_BYTES => default_profile(len),
+        None if wanted.layout.is_some() || len < MIN_PROBE_BYTES => {
+            default_profile(len, wanted.layout)
+        }
         None => {
             let measured = probe_disk(device, file.try_clone()?, probe::REGION_BYTES, progress);
             let measured = measured.with_context(|| shown.to_string())?;
@@ -148,11 +150,17 @@ pub fn create_on_disk(
 }
 
 /// Returns the default profile for a store of `len` bytes, without measuring.
-fn default_profile(len: u64) -> (Profile, Vec<String>) {
-    let segment_bytes = (1u64 << (len / 128).max(1).ilog2()).clamp(64 << 10, 4 << 20) as u32;
+fn default_profile(len: u64, layout: Option<LayoutKind>) -> (Profile, Vec<String>) {
+    // The shortest segments that a measurement chooses; see `ProbeResults::profile`.
+    let most_bytes = if layout == Some(LayoutKind::Log) { 16 << 20 } else { 4 << 20 };
+    let segment_bytes = (1u64 << (len / 128).max(1).ilog2()).clamp(64 << 10, most_bytes) as u32;
     let profile =
         Profile { layout: LayoutKind::Cow, page_bytes: 4096, segment_bytes, queue_depth: 16 };
-    (profile, vec!["not measured: too small to tell anything of the disk".to_owned()])
+    let why = match layout {
+        Some(_) => "not measured, since the layout is given: default sizes",
+        None => "not measured: too small to tell anything of the disk",
+    };
+    (profile, vec![why.to_owned()])
 }
 
 /// Measures the disk below a new file, in the first `wanted` bytes of the file.

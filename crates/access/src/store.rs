@@ -20,7 +20,8 @@ use crate::{Error, Result, host_file};
 pub struct NewStore {
     /// Length of the store; that of the device if `None`.
     pub len_bytes: Option<u64>,
-    /// Layout; measured if `None`, provided the store is long enough.
+    /// Layout, with default sizes; measured if `None`, provided the store is long enough, which
+    /// takes about ten seconds.
     pub layout: Option<LayoutKind>,
     /// Creates the file as one hole instead of writing zeros.
     pub sparse: bool,

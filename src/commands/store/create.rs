@@ -20,7 +20,8 @@ use crate::text::{self, parse_size};
 
 /// Create an empty store.
 ///
-/// Chooses the layout by measuring the disk, or from --profile, and prints the reasons.
+/// Measures the disk for about ten seconds to choose layout and sizes, unless --layout or --profile
+/// is given, and prints the reasons.
 ///
 /// For buckets, --size is the maximum size; unused space costs nothing. The bucket is tested for
 /// conditional writes first.
@@ -36,7 +37,7 @@ pub struct Arguments {
     #[arg(long)]
     sparse: bool,
     /// Layout: log (hard disks: one log), cow (flash: streams by data lifetime), bucket (large
-    /// requests).
+    /// requests). Sizes are the defaults, or those of --profile.
     #[arg(long, value_enum)]
     layout: Option<LayoutArg>,
     /// Read layout and sizes from FILE instead of measuring; - for standard input.
