@@ -618,3 +618,104 @@ fn orphan_that_damage_keeps_keeps_nothing_else_from_disk() {
         assert_eq!(image.debugfs("cat other").as_deref(), Some("contents"), "{kind}");
     }
 }
+
+/// Data written ahead is left to another thread, and there is an end of waiting for it.
+#[test]
+fn data_written_ahead_is_sent_by_another_thread() {
+    let Some(disk) = make_disk("8M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
+    let calls = Arc::new(AtomicU32::new(0));
+    let counter = calls.clone();
+    volume.on_queued_contents(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+    });
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    for nth in 0..4 {
+        volume.write(file, nth << 19, &vec![1; 1 << 19]).unwrap();
+    }
+    assert!(calls.load(Ordering::Relaxed) > 0);
+    volume.send_queued().unwrap();
+    let visible = (0..10).map(|_| volume.wait_oldest_visible().unwrap());
+    assert!(visible.into_iter().any(|was_waiting| !was_waiting));
+    volume.close().unwrap();
+    drop(volume);
+    close_and_fsck(disk);
+}
+
+#[test]
+fn large_hole_is_one_run() {
+    for kind in ["ext2", "ext4"] {
+        let Some(disk) = make_disk("8M", &["-t", kind, "-b", "4096"]) else { return };
+        let volume = open_for_writing(&disk);
+        let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+        volume.write(file, 100 << 30, b"data").unwrap();
+        volume.sync().unwrap();
+        let [hole] = volume.map(file, 4096).unwrap()[..] else { panic!("{kind}: more runs") };
+        // Of a map of pointers, to the end of the tree at least.
+        assert!(hole.from.0 == 1 && hole.blocks >= 1 << 20, "{kind}: {hole:?}");
+    }
+}
+
+/// An unwritten extent has at most 32,767 blocks.
+#[test]
+fn long_allocations_have_valid_extents() {
+    let features = "sparse_super2,^resize_inode";
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", features, "-E", "num_backup_sb=0"];
+    let Some(disk) = make_disk("96M", &arguments) else { return };
+    let volume = open_for_writing(&disk);
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    volume.fallocate(file, 0, 64 << 20, Reserve::Allocate).unwrap();
+    volume.write(file, 40 << 20, b"data").unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    close_and_fsck(disk);
+}
+
+/// Holes within trees of pointers, and within a cluster, read as zeros, also after they were read.
+#[test]
+fn holes_within_trees_and_clusters_are_zeros() {
+    let clusters = ["-t", "ext4", "-b", "1024", "-O", "bigalloc", "-C", "4096"];
+    for arguments in [&["-b", "1024"][..], &clusters] {
+        let Some(disk) = make_disk("8M", arguments) else { return };
+        let volume = open_for_writing(&disk);
+        let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+        let mut expected = vec![7; 1 << 20];
+        volume.write(file, 0, &expected).unwrap();
+        volume.sync().unwrap();
+        let free = volume.space().free_blocks;
+        let mut found = expected.clone();
+        for (at, len) in [(5 << 10, 1 << 10), (600 << 10, 100 << 10), (690 << 10, 20 << 10)] {
+            volume.read_into(file, 0, &mut found).unwrap();
+            volume.fallocate(file, at as u64, len as u64, Reserve::PunchHole).unwrap();
+            expected[at..at + len].fill(0);
+            volume.read_into(file, 0, &mut found).unwrap();
+            assert!(found == expected, "{arguments:?}: {at}");
+        }
+        volume.sync().unwrap();
+        assert!(volume.space().free_blocks >= free + 108, "{arguments:?}");
+        volume.close().unwrap();
+        drop(volume);
+        close_and_fsck(disk);
+    }
+}
+
+/// The space ends where a write needs its first indirect block: what fits is written and counted.
+#[test]
+fn write_ends_before_an_indirect_block_without_space() {
+    let Some(disk) = make_disk("1M", &["-b", "1024", "-m", "0"]) else { return };
+    let volume = open_for_writing(&disk);
+    let [file, other] =
+        [&b"file"[..], b"other"].map(|name| volume.create(volume.root(), name, &FILE).unwrap());
+    let mut len = 0;
+    while let Ok(taken) = volume.write(other, len, &[1; 1024]) {
+        len += taken as u64;
+    }
+    let change = AttributeChange { size_bytes: Some(len - 2048), ..AttributeChange::default() };
+    volume.set_attributes(other, &change).unwrap();
+    volume.sync().unwrap();
+    assert_eq!(volume.space().free_blocks, 2);
+    assert_eq!(volume.write(file, 10 << 10, &[2; 4096]), Ok(2048));
+    volume.close().unwrap();
+    drop(volume);
+    close_and_fsck(disk);
+}
