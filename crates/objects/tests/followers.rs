@@ -286,7 +286,7 @@ fn store_that_is_replaced_while_it_is_opened() {
         let (reads, replaced) = (AtomicU64::new(0), disk.clone());
         let after_read = Box::new(move || {
             if reads.fetch_add(1, Ordering::Relaxed) + 1 == nth {
-                let options = CreateOptions { profile: profile.clone(), id: 9 };
+                let options = CreateOptions { profile, id: 9 };
                 Store::create(replaced.clone(), &options).unwrap();
                 // Each opening has a generation of its own.
                 (0..5).for_each(|_| drop(open(&replaced, false)));
