@@ -316,8 +316,8 @@ impl CommitProtocol for JournalProtocol {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::open_journal;
     use crate::blocks::uncached::read_superblock;
+    use crate::journal::open_journal;
     use crate::testing::journaled_disk;
 
     /// The log bounds what waits for a checkpoint, and what one transaction frees.
