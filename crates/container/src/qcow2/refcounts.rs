@@ -649,15 +649,15 @@ mod tests {
     #[test]
     fn appended_clusters_leave_space_for_their_refcounts() {
         const ENTRIES: u64 = 8192;
-        for (before_end, most, room) in [0, 10, 101, 165, 500, 3000]
+        for (before_end, most, free) in [0, 10, 101, 165, 500, 3000]
             .into_iter()
             .flat_map(|before_end| [1, 100, 164, 3000].map(|most| (before_end, most)))
             .flat_map(|(before_end, most)| {
-                (0..4000).step_by(5).map(move |room| (before_end, most, room))
+                (0..4000).step_by(5).map(move |free| (before_end, most, free))
             })
         {
             let end = ENTRIES * 64 - before_end;
-            let file = LimitedDisk(MemoryDisk::new(vec![0; 512], 512), (end + room) * 512);
+            let file = LimitedDisk(MemoryDisk::new(vec![0; 512], 512), (end + free) * 512);
             let file = ImageFile::new(Arc::new(file)).with_growth();
             let refcounts = Refcounts {
                 cluster_bits: 9,
@@ -687,11 +687,11 @@ mod tests {
                 }
                 all = needed;
             }
-            let what = format!("{before_end} {most} {room}: {count}");
-            assert!(count == 0 || all <= end + room, "{what}");
+            let what = format!("{before_end} {most} {free}: {count}");
+            assert!(count == 0 || all <= end + free, "{what}");
             // All that fits is used but for a few clusters, and a table of twice the entries.
             let spare = most / 64 + 8 + if most + 64 >= before_end { 300 } else { 0 };
-            assert!(count == most || count + spare >= room, "{what}");
+            assert!(count == most || count + spare >= free, "{what}");
         }
     }
 }

@@ -618,11 +618,11 @@ fn file_that_cannot_grow_is_filled() {
     let dir = tempfile::tempdir().unwrap();
     let options = ["-o", "cluster_size=512,refcount_bits=64"];
     let Some(image) = create_image(dir.path(), &options, "12M", &[]) else { return };
-    // Fills an image of a file of `len` bytes, which can be `room` bytes long.
-    let fill = |image: &[u8], len: usize, room: usize| {
+    // Fills an image of a file of `len` bytes, which can be `limit` bytes long.
+    let fill = |image: &[u8], len: usize, limit: usize| {
         let mut bytes = image.to_vec();
         bytes.resize(len, 0);
-        let file = Arc::new(GrowingDisk::new(bytes, room as u64));
+        let file = Arc::new(GrowingDisk::new(bytes, limit as u64));
         let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
         let mut expected = read_all(&*disk).unwrap();
         let used = expected.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
@@ -637,11 +637,11 @@ fn file_that_cannot_grow_is_filled() {
             added += CLUSTER;
         }
         drop(disk);
-        let what = format!("{len} of {room}");
+        let what = format!("{len} of {limit}");
         // The last L2 table may be without a cluster.
         check_image(dir.path(), &file.bytes(), Some(&expected), true, &what);
         // An L2 table and a refcount block count 64 clusters each.
-        let least = (room - image.len()) / 16 * 15;
+        let least = (limit - image.len()) / 16 * 15;
         assert!(added + 24 * CLUSTER >= least, "{what}: {added} of {least}");
         file.bytes()
     };

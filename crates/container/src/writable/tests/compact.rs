@@ -139,7 +139,7 @@ fn compaction_keeps_snapshots_and_compressed_clusters() {
     }
 }
 
-/// Refcount blocks that lie behind what they count, and a refcount table that has grown, move, too.
+/// Refcount blocks after what they count, and a refcount table that has grown, move, too.
 /// The clusters of a snapshot have other counts than the rest.
 #[test]
 fn compaction_moves_refcount_blocks_and_table() {
