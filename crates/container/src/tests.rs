@@ -126,6 +126,22 @@ fn differencing_image_needs_parent() {
     }
 }
 
+/// A part of a cluster that an L2 entry says is there, without a cluster.
+#[test]
+fn subcluster_without_cluster_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["-O", "qcow2", "-o", "extended_l2=on,cluster_size=16k"];
+    let Some(mut image) = convert_with_qemu_img(dir.path(), &[9; 1 << 20], &options) else {
+        return;
+    };
+    let number = |bytes: &[u8], at: usize| {
+        u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) & 0x00FF_FFFF_FFFF_FE00
+    };
+    let entry = number(&image, number(&image, 40) as usize) as usize;
+    image[entry..entry + 8].fill(0);
+    assert!(read_all(&*open(memory_disk(image), &[]).unwrap().disk).is_err());
+}
+
 /// Builds an Android image: 4 KiB blocks with noise, a pattern, and no contents.
 fn build_android_image() -> (Vec<u8>, Vec<u8>) {
     let noise = sample_contents(8192);

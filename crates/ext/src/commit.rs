@@ -157,8 +157,10 @@ impl Transaction<'_> {
     /// Returns false if a full commit is needed.
     pub(crate) fn try_queue_contents_only(&mut self, inode: InodeNumber) -> Result<bool> {
         let batch = &self.writer.batch;
-        let is_new = !batch.is_on_disk(inode) || batch.unlinked_inodes.contains(&inode.0);
-        if is_new || (batch.inodes.contains_key(&inode.0) && !self.only_times_differ(inode)?) {
+        // Also of an inode without links: that it has none is a difference.
+        if !batch.is_on_disk(inode)
+            || (batch.inodes.contains_key(&inode.0) && !self.only_times_differ(inode)?)
+        {
             return Ok(false);
         }
         self.queue_dirty_contents()?;

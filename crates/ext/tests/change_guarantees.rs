@@ -618,3 +618,26 @@ fn orphan_that_damage_keeps_keeps_nothing_else_from_disk() {
         assert_eq!(image.debugfs("cat other").as_deref(), Some("contents"), "{kind}");
     }
 }
+
+/// Data written ahead is left to another thread, and there is an end of waiting for it.
+#[test]
+fn data_written_ahead_is_sent_by_another_thread() {
+    let Some(disk) = make_disk("8M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
+    let calls = Arc::new(AtomicU32::new(0));
+    let counter = calls.clone();
+    volume.on_queued_contents(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+    });
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    for nth in 0..4 {
+        volume.write(file, nth << 19, &vec![1; 1 << 19]).unwrap();
+    }
+    assert!(calls.load(Ordering::Relaxed) > 0);
+    volume.send_queued().unwrap();
+    let visible = (0..10).map(|_| volume.wait_oldest_visible().unwrap());
+    assert!(visible.into_iter().any(|was_waiting| !was_waiting));
+    volume.close().unwrap();
+    drop(volume);
+    close_and_fsck(disk);
+}

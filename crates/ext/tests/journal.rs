@@ -11,8 +11,9 @@ use std::sync::Arc;
 use common::compare::{self, ReferenceTree};
 use common::storm::write_options;
 use common::{Image, report_skipped, run_tool, tree};
-use draconis_device::{Disk, MemoryDisk};
+use draconis_device::{Disk, Extent, MemoryDisk};
 use draconis_ext::{InodeNumber, OpenOptions, Volume, check};
+use draconis_types::Block;
 
 /// Copies a volume that the kernel has mounted, with a full journal; `None`, with a message,
 /// without permission to mount.
@@ -186,14 +187,69 @@ fn check_debugfs_journal(kind: &str, features: &str) {
     if volume.read_only_reason().is_some() {
         return;
     }
-    let disk = disk_of_image(&image);
-    Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options())
-        .unwrap()
-        .close()
-        .unwrap();
+    // A superblock in the log has old counts of free blocks: replay writes the sums of the groups.
+    let mut bytes = fs::read(&image.path).unwrap();
+    let free = bytes[1024 + 0xC..][..8].to_vec();
+    if features.starts_with('^') {
+        bytes[1024 + 0xC..][..8].copy_from_slice(&[1, 0, 0, 0, 1, 0, 0, 0]);
+    }
+    let disk = Arc::new(MemoryDisk::new(bytes, 512));
+    let volume =
+        Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap();
+    let head = disk.read_now(Extent::new(1024, 1024), Block::private(1024)).unwrap();
+    assert_eq!(head.into_private()[0xC..][..8], free, "{kind} {features}");
+    volume.close().unwrap();
+    drop(volume);
     let by_us = Image::from_bytes(&Arc::into_inner(disk).unwrap().into_bytes());
     run_tool("e2fsck", &["-fn", by_us.path()]).unwrap();
     let out = dir.path().join("out");
     by_us.debugfs(&format!("dump file {}", out.display())).unwrap();
     assert_eq!(fs::read(out).unwrap(), ours, "{kind} {features}");
+}
+
+/// An error names a journal that cannot be used.
+#[test]
+fn unusable_journals_are_refused() {
+    let Some(image) = Image::make(None, "4M", &["-t", "ext3"]) else { return };
+    let mut external = fs::read(&image.path).unwrap();
+    // `s_journal_uuid`, `s_journal_inum`, `s_journal_dev`.
+    external[1024 + 0xD0..][..16].copy_from_slice(&std::array::from_fn::<u8, 16, _>(|n| n as u8));
+    external[1024 + 0xE0..][..8].copy_from_slice(&[0, 0, 0, 0, 0x78, 0x56, 0x34, 0x12]);
+    image.debugfs_write("clri <8>").unwrap();
+    let unused = fs::read(&image.path).unwrap();
+    let device = "device 1110:74616, UUID 00010203-0405-0607-0809-0a0b0c0d0e0f";
+    for (bytes, said) in [(external, device), (unused, "its inode is unused")] {
+        let disk = Arc::new(MemoryDisk::new(bytes, 512));
+        let opened = Volume::open_for_writing(disk, OpenOptions::default(), write_options());
+        let error = opened.err().unwrap().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+/// Commits from before the last mount are remains of an older log, and no sign of damage.
+#[test]
+fn commits_older_than_the_mount_are_remains() {
+    let Some(image) = Image::make(None, "8M", &["-t", "ext3", "-b", "1024"]) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (file, script) = (dir.path().join("file"), dir.path().join("script"));
+    fs::write(&file, [7; 1024]).unwrap();
+    let transaction = format!("jw -b 5000 {}\n", file.display());
+    fs::write(&script, format!("jo\n{}jc\n", transaction.repeat(3))).unwrap();
+    run_tool("debugfs", &["-w", "-f", script.to_str().unwrap(), image.path()]).unwrap();
+    // Each transaction has a descriptor, a copy and a commit block. The second descriptor is lost.
+    let place = |nth: usize| -> usize {
+        let block = image.debugfs(&format!("bmap <8> {nth}")).unwrap();
+        block.trim().parse::<usize>().unwrap() * 1024
+    };
+    let mut bytes = fs::read(&image.path).unwrap();
+    bytes[place(4)..][..4].fill(0);
+    for commit in [3, 6, 9] {
+        bytes[place(commit) + 0x30..][..8].copy_from_slice(&1000u64.to_be_bytes());
+    }
+    for (mounted, is_damage) in [(900u32, true), (1100, false)] {
+        bytes[1024 + 0x2C..][..4].copy_from_slice(&mounted.to_le_bytes());
+        let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+        let opened = Volume::open_for_writing(disk, OpenOptions::default(), write_options());
+        assert_eq!(opened.is_err(), is_damage, "mounted at {mounted}: {:?}", opened.err());
+    }
 }

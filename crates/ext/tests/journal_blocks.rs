@@ -60,6 +60,29 @@ fn with_checksum_features(mut bytes: Vec<u8>, incompatible: u32) -> Vec<u8> {
     bytes
 }
 
+/// Writes announce nothing. Each of these needs an indirect block, and all of them together more
+/// than the log has.
+#[test]
+fn writes_without_a_sync_fit_a_short_log() {
+    let Some(base) = make_journaled_image("8M", &["-O", "^extents,^64bit,^metadata_csum"]) else {
+        return;
+    };
+    let mut base = with_checksum_features(base, 0);
+    let first = journal_block_numbers(&base)[0] as usize * BLOCK_BYTES;
+    RawJournalSuperblock::view_mut(&mut base[first..]).unwrap().s_maxlen.set(64);
+    let disk = Arc::new(MemoryDisk::new(base, 512));
+    let volume =
+        Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    for nth in 0..200 {
+        volume.write(file, nth * (256 << 10), b"a piece").unwrap();
+    }
+    volume.close().unwrap();
+    drop(volume);
+    let image = Image::from_bytes(&Arc::into_inner(disk).unwrap().into_bytes());
+    run_tool("e2fsck", &["-fn", image.path()]);
+}
+
 /// In each round of the log but the first, a torn commit block is followed by old data. Linux
 /// accepts it; `e2fsck` 1.47.0 fails on anything but zeros.
 #[test]

@@ -163,11 +163,7 @@ impl LogWriter {
     /// Appends an entry without a payload to the commit.
     pub fn append_entry(&mut self, key: &Key, entry: &Entry) -> Result<()> {
         let order = self.batch.next_order();
-        let short = match entry {
-            Entry::Inline(value) => value.len(),
-            _ => 0,
-        };
-        let line = FrameSummary::max_pair_bytes(key.len(), 0).saturating_add(short);
+        let line = FrameSummary::max_pair_bytes(key.len(), 0);
         self.frame_for(0, 0, line)?.add_pair(order, key, entry);
         self.batch.add_bytes(line);
         Ok(())

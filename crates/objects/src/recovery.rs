@@ -304,3 +304,31 @@ fn load_checkpoint(
     core.log.batch.seq = blob.seq.saturating_add(1);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use draconis_device::MemoryDisk;
+
+    use super::*;
+    use crate::{CreateOptions, LayoutKind, Profile};
+
+    #[test]
+    fn stream_positions_outside_the_store_are_damage() {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512));
+        let segment_bytes = 128 << 10;
+        let profile =
+            Profile { layout: LayoutKind::Cow, page_bytes: 4096, segment_bytes, queue_depth: 8 };
+        crate::Store::create(disk.clone(), &CreateOptions { profile, id: 7 }).unwrap();
+        let (superblock, _) = Superblock::find_newest(&*disk).unwrap();
+        let segments = superblock.geometry.segments;
+        for place in [(segments, 0, 0), (0, 0, segments), (0, segment_bytes + 1, 0)] {
+            let mut core = empty_core(disk.clone(), superblock.clone(), 1 << 20).unwrap();
+            let mut blob = read_checkpoint_record(&core).unwrap();
+            blob.places.fill(place);
+            let found = load_checkpoint(&mut core, &blob, &mut vec![]);
+            let is_damage =
+                matches!(found, Err(Error::Corrupt { what: "where a stream stood", .. }));
+            assert!(is_damage, "{place:?}: {found:?}");
+        }
+    }
+}

@@ -250,3 +250,52 @@ fn writers_and_replaced_stores_are_refused() {
     let said = reader.refresh().unwrap_err().to_string();
     assert!(said.contains("another store has replaced it"), "{said}");
 }
+
+/// Keys in an unreadable part of what opening stored of the log are unknown, and not absent.
+#[test]
+fn unreadable_image_of_the_log_hides_no_keys() {
+    let disk = create(LayoutKind::Cow);
+    let kv = Kv::new(open(&disk, false));
+    kv.wait(kv.put(b"needle", b"short").unwrap()).unwrap();
+    drop(kv);
+    drop(open(&disk, false));
+    for at_bytes in (0..8 << 20).step_by(4096) {
+        let block = disk.read_now(Extent::new(at_bytes, 4096), Block::private(4096)).unwrap();
+        let mut bytes = block.into_private().to_vec();
+        let Some(found) = bytes.windows(6).position(|part| part == b"needle") else { continue };
+        bytes[found] = b'N';
+        let mut block = Block::private(4096);
+        block.bytes_mut().unwrap().copy_from_slice(&bytes);
+        let write = draconis_device::Write { at_bytes, block };
+        let ticket = disk.submit(draconis_device::Group { writes: vec![write] }, &[]).unwrap();
+        disk.wait_durable(ticket).unwrap();
+    }
+    let found = Kv::new(open(&disk, true)).get(b"needle");
+    assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");
+}
+
+/// Another store replaces the one that is being opened, between any two reads.
+#[test]
+fn store_that_is_replaced_while_it_is_opened() {
+    for nth in 1..12 {
+        let disk = create(LayoutKind::Cow);
+        let writer = Kv::new(open(&disk, false));
+        let profile = writer.store().info().profile;
+        writer.wait(writer.put(b"key", b"old").unwrap()).unwrap();
+        drop(writer);
+        let (reads, replaced) = (AtomicU64::new(0), disk.clone());
+        let after_read = Box::new(move || {
+            if reads.fetch_add(1, Ordering::Relaxed) + 1 == nth {
+                let options = CreateOptions { profile, id: 9 };
+                Store::create(replaced.clone(), &options).unwrap();
+                // Each opening has a generation of its own.
+                (0..5).for_each(|_| drop(open(&replaced, false)));
+                let kv = Kv::new(open(&replaced, false));
+                kv.wait(kv.put(b"key", b"new").unwrap()).unwrap();
+            }
+        });
+        let busy: Arc<dyn Disk> = Arc::new(BusyDisk { disk, after_read });
+        let value = Kv::new(open(&busy, true)).get(b"key").unwrap();
+        assert!(matches!(value.as_deref(), Some(b"old" | b"new")), "{nth}: {value:?}");
+    }
+}

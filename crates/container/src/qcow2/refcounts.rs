@@ -386,12 +386,12 @@ impl Refcounts {
     /// Returns how many clusters can be appended, after the refcount structures for `most` of them.
     fn appendable_clusters(&self, file: &ImageFile, most: u64) -> u64 {
         let end = self.file_end() + most;
-        let blocks = most / self.refcounts_per_block() + 2;
         let table = (end / self.refcounts_per_block() + 2).max(self.table.len() as u64) * 2;
         let table = table * 8 / (1 << self.cluster_bits) + 1;
         let is_moved = end / self.refcounts_per_block() + 1 >= self.table.len() as u64;
-        let counted_by = blocks + if is_moved { table } else { 0 };
-        self.max_clusters(file).saturating_sub(self.file_end() + counted_by)
+        let table = if is_moved { table } else { 0 };
+        let blocks = (most + table) / self.refcounts_per_block() + 2;
+        self.max_clusters(file).saturating_sub(self.file_end() + blocks + table)
     }
 
     /// Returns the maximum number of clusters of the file.
@@ -620,4 +620,78 @@ impl Refcounts {
 }
 fn no_space(at: u64) -> Error {
     DiskError::no_space(Extent::new(at, 0)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use draconis_device::{ForwardingDisk, MemoryDisk};
+
+    use super::*;
+
+    /// A disk that can grow to so many bytes.
+    struct LimitedDisk(MemoryDisk, u64);
+
+    impl ForwardingDisk for LimitedDisk {
+        type Inner = MemoryDisk;
+
+        fn inner_disk(&self) -> &MemoryDisk {
+            &self.0
+        }
+
+        fn max_len_bytes(&self) -> u64 {
+            self.1
+        }
+    }
+
+    /// What is appended leaves space for what counts it. Blocks and table clusters have 64 entries.
+    #[test]
+    fn appended_clusters_leave_space_for_their_refcounts() {
+        const ENTRIES: u64 = 8192;
+        for (before_end, most, free) in [0, 10, 101, 165, 500, 3000]
+            .into_iter()
+            .flat_map(|before_end| [1, 100, 164, 3000].map(|most| (before_end, most)))
+            .flat_map(|(before_end, most)| {
+                (0..4000).step_by(5).map(move |free| (before_end, most, free))
+            })
+        {
+            let end = ENTRIES * 64 - before_end;
+            let file = LimitedDisk(MemoryDisk::new(vec![0; 512], 512), (end + free) * 512);
+            let file = ImageFile::new(Arc::new(file)).with_growth();
+            let refcounts = Refcounts {
+                cluster_bits: 9,
+                refcount_order: 6,
+                version: 3,
+                sector_bytes: 512,
+                header: vec![],
+                table_at: 512,
+                table: vec![1; ENTRIES as usize],
+                refcounts: vec![],
+                changed: BTreeSet::new(),
+                written_clusters: end,
+                search_from: 0,
+                preallocated: VecDeque::new(),
+                is_new: vec![],
+                released: vec![],
+                in_session: false,
+            };
+            let count = refcounts.appendable_clusters(&file, most).min(most);
+            let mut all = end + count;
+            loop {
+                let blocks = all.div_ceil(64);
+                let table = if blocks > ENTRIES { blocks.max(ENTRIES * 2).div_ceil(64) } else { 0 };
+                let needed = end + count + blocks - end.div_ceil(64) + table;
+                if needed == all {
+                    break;
+                }
+                all = needed;
+            }
+            let what = format!("{before_end} {most} {free}: {count}");
+            assert!(count == 0 || all <= end + free, "{what}");
+            // All that fits is used but for a few clusters, and a table of twice the entries.
+            let spare = most / 64 + 8 + if most + 64 >= before_end { 300 } else { 0 };
+            assert!(count == most || count + spare >= free, "{what}");
+        }
+    }
 }

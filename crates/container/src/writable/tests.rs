@@ -611,6 +611,51 @@ fn moved_refcount_table_leaks_nothing() {
     check_image(dir.path(), &file.bytes(), None, false, "moved");
 }
 
+/// A file that cannot grow is filled to its end, also with clusters that have no refcount block yet.
+#[test]
+fn file_that_cannot_grow_is_filled() {
+    const CLUSTER: usize = 512;
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["-o", "cluster_size=512,refcount_bits=64"];
+    let Some(image) = create_image(dir.path(), &options, "12M", &[]) else { return };
+    // Fills an image of a file of `len` bytes, which can be `limit` bytes long.
+    let fill = |image: &[u8], len: usize, limit: usize| {
+        let mut bytes = image.to_vec();
+        bytes.resize(len, 0);
+        let file = Arc::new(GrowingDisk::new(bytes, limit as u64));
+        let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+        let mut expected = read_all(&*disk).unwrap();
+        let used = expected.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        let mut added = 0;
+        for at in (used..expected.len()).step_by(CLUSTER) {
+            let writes = vec![Write { at_bytes: at as u64, block: block_from(&[5; CLUSTER]) }];
+            if let Err(refused) = disk.submit(Group { writes }, &[]) {
+                assert!(refused.error.is_no_space(), "{}", refused.error);
+                break;
+            }
+            expected[at..at + CLUSTER].fill(5);
+            added += CLUSTER;
+        }
+        drop(disk);
+        let what = format!("{len} of {limit}");
+        // The last L2 table may be without a cluster.
+        check_image(dir.path(), &file.bytes(), Some(&expected), true, &what);
+        // An L2 table and a refcount block count 64 clusters each.
+        let least = (limit - image.len()) / 16 * 15;
+        assert!(added + 24 * CLUSTER >= least, "{what}: {added} of {least}");
+        file.bytes()
+    };
+    for free in [1, 40, 64, 65, 66, 130, 200] {
+        let len = image.len() + free * CLUSTER;
+        fill(&image, len, len);
+    }
+    // The refcount table counts the clusters of 2 MiB.
+    let image = fill(&image, image.len(), (2 << 20) - (64 << 10));
+    for more in (0..200).step_by(9) {
+        fill(&image, image.len(), image.len() + more * CLUSTER);
+    }
+}
+
 #[test]
 fn inconsistent_or_unknown_image_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();

@@ -15,8 +15,6 @@ pub(crate) struct Batch {
     pub(crate) dirty: bool,
     /// Inodes created since the last commit.
     pub(crate) created_inodes: HashSet<u32>,
-    /// Inodes without links that are still in use on disk.
-    pub(crate) unlinked_inodes: HashSet<u32>,
     /// Freed blocks that are in use on disk (first, count), and freed inodes.
     pub(crate) freed_blocks: Vec<(u64, u32)>,
     /// Sum of the counts of `freed_blocks`.
@@ -44,14 +42,8 @@ impl Batch {
 
     /// Records the facts that every protocol needs.
     pub(crate) fn record_effect(&mut self, effect: &Effect) {
-        match *effect {
-            Effect::Created { inode, .. } => drop(self.created_inodes.insert(inode.0)),
-            Effect::LastLinkDropped { inode, .. } | Effect::Freed { inode }
-                if self.is_on_disk(inode) =>
-            {
-                self.unlinked_inodes.insert(inode.0);
-            }
-            _ => {}
+        if let Effect::Created { inode, .. } = effect {
+            self.created_inodes.insert(inode.0);
         }
     }
 }

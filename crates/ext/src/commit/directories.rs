@@ -17,7 +17,7 @@ const SECTOR_BYTES: usize = 512;
 
 /// Blocks of a directory that may have to be relocated.
 struct DirectoryBlocks {
-    /// Changed directory blocks.
+    /// Changed blocks of the directory and its map.
     changed: BTreeSet<u64>,
     /// Changed blocks in the directory's map: logical and physical block.
     names: Vec<(u64, FsBlock)>,
@@ -119,10 +119,9 @@ impl Transaction<'_> {
         }
         let node = self.read_inode_unchecked(dir)?;
         let count = self.volume.directory_blocks(&node);
-        let own =
-            own.iter().copied().filter(|block| self.is_changed_directory_block(*block)).collect();
+        let changed = own.iter().copied().collect();
         let mut found =
-            DirectoryBlocks { changed: own, names: vec![], map_nodes: vec![], damaged: None };
+            DirectoryBlocks { changed, names: vec![], map_nodes: vec![], damaged: None };
         self.walk(dir, 0..count.into(), &mut found)?;
         if let Some(block) = found.damaged {
             return Err(Error::corrupt("block map: pointer").with_block(block).with_inode(dir));
@@ -148,14 +147,6 @@ impl Transaction<'_> {
         self.invalidate_map(dir, 0, count);
         self.volume.inodes.remove(dir.0);
         Ok(true)
-    }
-
-    fn is_changed_directory_block(&self, block: u64) -> bool {
-        let blocks = self.volume.store.write_back.read();
-        let buffer = blocks.metadata.get(&block);
-        buffer.is_some_and(|it| {
-            matches!((&it.state, it.role), (BufferState::Modified(_), Role::Directory(_)))
-        })
     }
 
     /// Moves a changed block to a new place.

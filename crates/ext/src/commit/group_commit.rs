@@ -102,3 +102,19 @@ impl Drop for SyncTicket<'_> {
         self.group.expected_threads.fetch_max(inside, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A batch that is closed after a thread entered has its changes: the thread leads no more.
+    #[test]
+    fn closed_batch_commits_for_all_that_entered_before() {
+        let group = GroupCommit::default();
+        let tickets = [group.enter(), group.enter()];
+        assert!(tickets[0].try_lead().is_some());
+        group.count_closed_batch();
+        assert!(tickets.iter().all(|ticket| ticket.try_lead().is_none()));
+        assert!(group.enter().try_lead().is_some());
+    }
+}

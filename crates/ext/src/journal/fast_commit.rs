@@ -352,3 +352,57 @@ impl Transaction<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use draconis_types::AttributeChange;
+
+    use super::*;
+    use crate::FsBlock;
+    use crate::check::{self, CheckOptions};
+    use crate::format::extent::Extent;
+    use crate::testing::{FILE, formatted_disk, journaled_disk, open_for_writing};
+
+    fn replay(volume: &Volume, record: &FastCommitRecord) -> Result<()> {
+        volume.transact(|tx| {
+            tx.may_block = true;
+            tx.replay_record(record, &mut BTreeSet::new())
+        })
+    }
+
+    /// Records do not change the inodes of the volume itself, nor maps of pointers.
+    #[test]
+    fn records_of_other_inodes_are_refused() {
+        let volume = open_for_writing(formatted_disk(1024, 1 << 20));
+        let mut raw = vec![0; 128];
+        (raw[0], raw[1], raw[26]) = (0xA4, 0x81, 1);
+        for inode in [1, 7, 8, 10].map(InodeNumber) {
+            let found = replay(&volume, &FastCommitRecord::Inode { inode, raw: raw.clone() });
+            assert!(matches!(found, Err(Error::Corrupt { .. })), "{inode}: {found:?}");
+        }
+        let inode = volume.create(volume.root(), b"file", &FILE).unwrap();
+        let extent = Extent { from: 0, blocks: 1, start: FsBlock(500), is_unwritten: false };
+        let found = replay(&volume, &FastCommitRecord::AddRange { inode, extent });
+        assert!(matches!(found, Err(Error::Unsupported { .. })), "{found:?}");
+    }
+
+    /// Blocks that a file has already stay where they are.
+    #[test]
+    fn repeated_extent_changes_nothing() {
+        let disk = journaled_disk(1024, 8 << 20);
+        let volume = open_for_writing(disk.clone());
+        let inode = volume.create(volume.root(), b"file", &FILE).unwrap();
+        let change = AttributeChange { size_bytes: Some(7 << 10), ..AttributeChange::default() };
+        volume.set_attributes(inode, &change).unwrap();
+        let extent = Extent { from: 3, blocks: 4, start: FsBlock(6000), is_unwritten: false };
+        for _ in 0..3 {
+            replay(&volume, &FastCommitRecord::AddRange { inode, extent }).unwrap();
+        }
+        let found = volume.transact(|tx| tx.lookup_block(inode, 4)).unwrap();
+        assert_eq!(found, Some(FsBlock(6001)));
+        volume.close().unwrap();
+        let disk: Arc<dyn Disk> = disk;
+        let report = check::check(&disk, CheckOptions::default(), &|_, _| {}).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+    }
+}

@@ -198,4 +198,16 @@ mod tests {
         assert!(matches!(built.parts[2], MapPart::Data { at: 102, from: 12, blocks: 2 }));
         assert!(build_indirect_map(&[(u32::MAX - 1, 1)], 1024, &mut || Some(1)).is_none());
     }
+
+    #[test]
+    fn data_parts_end_at_holes_and_jumps() {
+        let mut free = [100, 101, 110].into_iter();
+        let built = build_indirect_map(&[(0, 1), (3, 2)], 1024, &mut || free.next()).unwrap();
+        let parts = built.parts.iter().map(|part| match part {
+            MapPart::Data { at, from, blocks } => (*at, *from, *blocks),
+            MapPart::Indirect { .. } => panic!("{part:?}"),
+        });
+        assert_eq!(parts.collect::<Vec<_>>(), [(100, 0, 1), (101, 3, 1), (110, 4, 1)]);
+        assert_eq!([to_blocks(1023, 2049, 1024), to_blocks(3072, 4096, 1024)], [(0, 3), (3, 1)]);
+    }
 }

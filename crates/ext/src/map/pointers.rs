@@ -228,4 +228,22 @@ mod tests {
         assert_eq!(of(12 + 256 + 65536 + (1 << 24)), None);
         assert_eq!(max_mapped_blocks(1024), 12 + 256 + 65536 + (1 << 24));
     }
+
+    /// Pointers to blocks after the range are not looked at: one here is outside the volume.
+    #[test]
+    fn walk_ends_with_its_range() {
+        struct Visited(Vec<(u64, u64, BlockLocation)>);
+        impl MapVisitor for Visited {
+            fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+                self.0.push((at, blocks, place));
+                ControlFlow::Continue(())
+            }
+        }
+        let mut pointers = [0; POINTERS];
+        (pointers[11], pointers[12]) = (15, 99);
+        let source = MapSource { block_bytes: 1024, blocks: 10..20, read: &|_| Ok(None) };
+        let mut seen = Visited(vec![]);
+        walk(&pointers, &source, 11..12, &mut seen).unwrap();
+        assert_eq!(seen.0, [(11, 1, BlockLocation::Mapped(FsBlock(15)))]);
+    }
 }

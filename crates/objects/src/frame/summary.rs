@@ -83,7 +83,8 @@ impl FrameSummary {
         Self { bytes: vec![], frame_at, before: DeltaContext::default() }
     }
 
-    /// Returns the most bytes that a pair takes, with a payload of `len` bytes.
+    /// Returns the most bytes that a pair takes, with a payload of `len` bytes; a value in the entry
+    /// itself is included.
     pub fn max_pair_bytes(key_len: usize, len: usize) -> usize {
         key_len.saturating_add(checksum_blocks(len).saturating_mul(8)).saturating_add(56)
     }
@@ -214,10 +215,12 @@ impl Iterator for SummaryItems<'_> {
 
 #[cfg(test)]
 mod tests {
+    use smallvec::SmallVec;
+
     use super::*;
     use crate::LifetimeHint;
     use crate::ObjectId;
-    use crate::entry::{ObjectRecord, extent_key, object_key, value_key};
+    use crate::entry::{INLINE_VALUE_MAX, ObjectRecord, extent_key, object_key, value_key};
 
     const FRAME_AT: u64 = 1 << 20;
 
@@ -251,6 +254,7 @@ mod tests {
         let id = ObjectId(77);
         let record = ObjectRecord { len: 9, ..ObjectRecord::new(LifetimeHint::Cold) };
         let long = vec![7; 300];
+        let longest = SmallVec::from_slice(&[7; INLINE_VALUE_MAX]);
         vec![
             SummaryItem::Pair(5, extent_key(id, 0), test_extent(4096, 4096)),
             SummaryItem::Pair(6, extent_key(id, 1 << 20), test_extent(8192, 4096)),
@@ -264,6 +268,7 @@ mod tests {
             SummaryItem::Pair(14, value_key(&long), test_extent(50_000, 1)),
             SummaryItem::Pair(15, object_key(ObjectId(0)), Entry::Object(record)),
             SummaryItem::Pair(2, extent_key(id, 5), Entry::Hole(u64::MAX - 5)),
+            SummaryItem::Pair(u64::MAX, value_key(&[1; 300]), Entry::Inline(longest)),
         ]
     }
 

@@ -234,3 +234,22 @@ impl LogWriter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The cleaner waits for the writes of a commit until they are visible.
+    #[test]
+    fn commits_are_invisible_until_their_writes_are_completed() {
+        let mut sent = SubmittedCommits::default();
+        sent.commits.extend([(5, Ticket(1)), (6, Ticket(3))]);
+        let invisible = |sent: &SubmittedCommits| [5, 6, 7].map(|seq| sent.invisible_ticket(seq));
+        assert_eq!(invisible(&sent), [Some(Ticket(1)), Some(Ticket(3)), None]);
+        sent.record_completed(CompletedIo::Settled(Ticket(2)));
+        assert_eq!(invisible(&sent), [None, Some(Ticket(3)), None]);
+        sent.record_completed(CompletedIo::Settled(Ticket(1)));
+        sent.record_completed(CompletedIo::Settled(Ticket(3)));
+        assert_eq!(invisible(&sent), [None; 3]);
+    }
+}

@@ -139,6 +139,42 @@ fn compaction_keeps_snapshots_and_compressed_clusters() {
     }
 }
 
+/// Refcount blocks after what they count, and a refcount table that has grown, move, too.
+/// The clusters of a snapshot have other counts than the rest.
+#[test]
+fn compaction_moves_refcount_blocks_and_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = ["write -P 6 0 1M", "snapshot one"];
+    let cases: [(&str, &[&str], u64, u64, u64); 2] =
+        [("512", &[], 5, 3 * MIB / 2, 400 << 10), ("4k", &snapshot, 8, 4 * MIB, 64 << 10)];
+    for (cluster_size, commands, written, least, step) in cases {
+        let options = ["-o", &format!("refcount_bits=64,cluster_size={cluster_size}")];
+        let Some(image) = create_image(dir.path(), &options, "12M", commands) else { return };
+        let full = Arc::new(GrowingDisk::new(image, 32 * MIB));
+        let disk = open_for_writing(full.clone(), &[], 7).unwrap().disk;
+        for at in (if commands.is_empty() { 0 } else { MIB }..written * MIB).step_by(1 << 16) {
+            submit_write(&*disk, at, &[6; 1 << 16]);
+        }
+        drop(disk);
+        let full = full.bytes();
+        for kept in (0..8).map(|nth| least + nth * step) {
+            let what = format!("{cluster_size}: {kept}");
+            let file = Arc::new(GrowingDisk::new(full.clone(), 32 * MIB));
+            let OpenedImage { disk, session: image, .. } =
+                open_for_writing(file.clone(), &[], 7).unwrap();
+            let shorter = image.unwrap().compact(vec![kept..12 * MIB]).unwrap().unwrap();
+            let mut expected = vec![0; 12 << 20];
+            expected[..kept as usize].fill(6);
+            assert!(read_all(&*disk).unwrap() == expected, "{what}");
+            drop(disk);
+            check_image(dir.path(), &truncated(&file, shorter), Some(&expected), false, &what);
+            // A refcount block and an L2 table count 64 clusters at least.
+            let most = kept + kept / 32 + (32 << 10);
+            assert!(shorter <= most, "{what}: {shorter} of {most}");
+        }
+    }
+}
+
 /// What was changed is compressed again, and compressed clusters move.
 #[test]
 fn compaction_keeps_compressed_images_short() {

@@ -312,3 +312,36 @@ impl CommitProtocol for JournalProtocol {
         self.superblock(start).ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::uncached::read_superblock;
+    use crate::journal::open_journal;
+    use crate::testing::journaled_disk;
+
+    /// The log bounds what waits for a checkpoint, and what one transaction frees.
+    #[test]
+    fn checkpoints_and_truncations_are_due() {
+        let disk = journaled_disk(1024, 16 << 20);
+        let super_ = read_superblock(&*disk).unwrap();
+        let mut protocol = JournalProtocol::new(open_journal(disk, &super_).unwrap());
+        let log = protocol.log_blocks();
+        let most = MAX_UNCHECKPOINTED_BYTES / 1024;
+        for (used, logged, is_due) in [
+            (0, most + 1, false),
+            (1, most, false),
+            (1, most + 1, true),
+            (log / 2, 0, false),
+            (log / 2 + 1, 0, true),
+            (log - 1, 0, true),
+        ] {
+            protocol.used = used;
+            let chains = protocol.checkpoint(logged).unwrap();
+            assert_eq!(!chains.is_empty(), is_due, "{used} of {log}, {logged}");
+        }
+        let groups = (log / 4 - 16) / 2;
+        assert_eq!(protocol.max_blocks_per_truncate(groups), None);
+        assert_eq!(protocol.max_blocks_per_truncate(groups + 1), Some(log / 16));
+    }
+}

@@ -221,3 +221,22 @@ impl CommitProtocol for OrderedProtocol {
         Ok(chains)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::uncached::read_superblock;
+    use crate::testing::formatted_disk;
+
+    #[test]
+    fn write_order_suffices_for_plain_volumes_only() {
+        let plain = read_superblock(&*formatted_disk(1024, 1 << 20)).unwrap();
+        assert!(OrderedProtocol::for_volume(&plain).is_some());
+        let mut extents = plain.clone();
+        extents.incompatible |= Incompatible::EXTENTS;
+        assert!(OrderedProtocol::for_volume(&extents).is_none());
+        let mut checksums = plain;
+        checksums.read_only_compatible |= ReadOnlyCompatible::METADATA_CSUM;
+        assert!(OrderedProtocol::for_volume(&checksums).is_none());
+    }
+}
