@@ -204,12 +204,28 @@ pub fn open_disk_confined(
     locate_volume(image, place, beneath).map(|part| part.disk)
 }
 
+/// Opens a disk as [`open_disk_confined`] does, for a check.
+pub fn open_disk_for_check(image: &Path, place: &VolumeArgs) -> anyhow::Result<Arc<dyn Disk>> {
+    locate_opened_volume(image, place, None, UnreadFile::without_kernel_read_ahead)
+        .map(|part| part.disk)
+}
+
 /// Locates the volume in `image` and confines this process, as [`open_disk_confined`] does. Returns also the
 /// partition and the formats.
 pub fn locate_volume(
     image: &Path,
     place: &VolumeArgs,
     beneath: Option<BorrowedFd<'_>>,
+) -> anyhow::Result<LocatedVolume> {
+    locate_opened_volume(image, place, beneath, |file| file)
+}
+
+/// [`locate_volume`]; passes the open file through `prepare` first.
+fn locate_opened_volume(
+    image: &Path,
+    place: &VolumeArgs,
+    beneath: Option<BorrowedFd<'_>>,
+    prepare: impl FnOnce(UnreadFile) -> UnreadFile,
 ) -> anyhow::Result<LocatedVolume> {
     let shown = image.display();
     refuse_output(image, &place.backing)?;
@@ -224,7 +240,7 @@ pub fn locate_volume(
         return part.with_context(|| shown.to_string());
     }
     // Opened before confinement, read afterwards.
-    let file = UnreadFile::open(image)?;
+    let file = prepare(UnreadFile::open(image)?);
     let behind = BackingFiles::open(image, &place.backing)?;
     sandbox::confine(&profile, None)?;
     let whole = file.start(image)?;
@@ -252,6 +268,15 @@ impl UnreadFile {
         }
         let packed = detect(&file, image)?;
         Ok(Self { file, packed })
+    }
+
+    /// Has the kernel read nothing but what is requested, for a check: it reads ahead itself what it
+    /// will need, and the kernel would read files' contents between directories.
+    fn without_kernel_read_ahead(self) -> Self {
+        if let Err(errno) = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Random) {
+            log::debug!("the kernel keeps reading ahead: {errno}");
+        }
+        self
     }
 
     /// Returns true if the file is compressed.

@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 /// Checks the volume and prints the report; returns true if the volume is clean.
 fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let disk = image::open_disk_confined(&arguments.image, &arguments.place, None)?;
+    let disk = image::open_disk_for_check(&arguments.image, &arguments.place)?;
     let name = arguments.image.display();
     let bar = CheckProgress::new(arguments.progress);
     let progress = |done, total| bar.show(done, total);

@@ -151,7 +151,7 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let image = &arguments.image;
     let now = edit::now_or_source_date()?;
     if arguments.dry_run {
-        let disk = image::open_disk_confined(image, &arguments.place, None)?;
+        let disk = image::open_disk_for_check(image, &arguments.place)?;
         let repair = plan_repair(arguments, &disk, now)?;
         print(arguments, &repair, false)?;
         return Ok(if repair.is_empty() { Outcome::Clean } else { Outcome::Left });

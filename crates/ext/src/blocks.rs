@@ -17,6 +17,7 @@ pub(crate) mod data;
 pub(crate) mod pool;
 pub(crate) mod read_ahead;
 pub(crate) mod role;
+mod run_read;
 #[cfg(test)]
 mod tests;
 pub(crate) mod uncached;
@@ -267,18 +268,61 @@ impl BlockStore {
         }
     }
 
-    /// Prefetches metadata blocks in device order, merging neighbours, up to the in-flight limit.
+    /// Prefetches metadata blocks in device order, up to the in-flight limit. Adjacent small
+    /// pieces are read together.
     pub(crate) fn prefetch(&self, blocks: Vec<u64>) {
         let start = |block: u64| block.checked_mul(self.block_bytes.into());
         let places =
             blocks.into_iter().filter_map(start).map(|start| self.locate_in_piece(start).0);
-        let pieces: BTreeSet<u64> = places.collect();
+        let mut pieces: BTreeSet<u64> = places.collect();
+        {
+            let flights = self.lock_in_flight();
+            pieces.retain(|nth| {
+                let key = CacheKey { inode: 0, index: *nth };
+                !self.cache.contains(key) && !flights.by_key.contains_key(&key)
+            });
+        }
+        let most = match self.piece_bytes {
+            PIECE_BYTES.. => 1,
+            small => run_read::MAX_RUN_BYTES.checked_div(small).unwrap_or(1),
+        };
+        let mut run = 0..0;
         for nth in pieces {
-            let key = CacheKey { inode: 0, index: nth };
-            if !self.read_ahead(key, || Ok(self.piece_read_plan(nth)), false) {
+            if nth == run.end && nth.saturating_sub(run.start) < most {
+                run.end = nth.saturating_add(1);
+                continue;
+            }
+            if !self.prefetch_run(std::mem::replace(&mut run, nth..nth.saturating_add(1))) {
                 return;
             }
         }
+        self.prefetch_run(run);
+    }
+
+    /// Starts to read adjacent pieces; returns false if the in-flight limit is reached.
+    fn prefetch_run(&self, run: Range<u64>) -> bool {
+        let count = run.end.saturating_sub(run.start);
+        let start_bytes = run.start.saturating_mul(self.piece_bytes);
+        let len = count.saturating_mul(self.piece_bytes);
+        let is_whole = start_bytes.saturating_add(len) <= self.disk_bytes;
+        if count < 2 || !is_whole || !self.piece_bytes.is_multiple_of(self.sector_bytes) {
+            let mut all = run.map(|nth| CacheKey { inode: 0, index: nth });
+            return all
+                .all(|key| self.read_ahead(key, || Ok(self.piece_read_plan(key.index)), false));
+        }
+        if !self.has_room_in_flight() {
+            return false;
+        }
+        let part = ReadSegment { start_bytes, len: saturating_usize(len), chunk_offset: 0 };
+        let Ok(whole) = self.submit_read(&part, Urgency::Ahead) else { return false };
+        let pieces = run_read::split_run(whole.pending, count, self.piece_bytes, &self.pool);
+        let wanted = 0..saturating_usize(self.piece_bytes);
+        for (nth, pending) in run.zip(pieces) {
+            let read = PendingRead { pending, wanted: wanted.clone(), chunk_offset: 0 };
+            let flight = InFlightChunk { len: wanted.len(), reads: vec![read], marked: false };
+            self.insert_in_flight(CacheKey { inode: 0, index: nth }, flight);
+        }
+        true
     }
 
     /// Returns the piece of byte `at` of the device, and the offset there.
@@ -472,20 +516,11 @@ impl BlockStore {
         plan: impl FnOnce() -> Result<ReadPlan>,
         marked: bool,
     ) -> bool {
-        if self.cache.contains(key) {
+        if self.cache.contains(key) || self.lock_in_flight().by_key.contains_key(&key) {
             return true;
         }
-        {
-            let mut flights = self.lock_in_flight();
-            if flights.by_key.contains_key(&key) {
-                return true;
-            }
-            if flights.bytes >= flights.limit / 2 {
-                self.cache_completed_chunks(&mut flights);
-            }
-            if flights.bytes >= flights.limit {
-                return false;
-            }
+        if !self.has_room_in_flight() {
+            return false;
         }
         // A later read reports the error.
         let Ok(plan) = plan() else { return false };
@@ -494,12 +529,25 @@ impl BlockStore {
         }
         let Ok(mut flight) = self.submit_reads(&plan, Urgency::Ahead) else { return false };
         flight.marked = marked;
+        self.insert_in_flight(key, flight);
+        true
+    }
+
+    /// Returns true below the in-flight limit; moves completed chunks into the cache to get there.
+    fn has_room_in_flight(&self) -> bool {
+        let mut flights = self.lock_in_flight();
+        if flights.bytes >= flights.limit / 2 {
+            self.cache_completed_chunks(&mut flights);
+        }
+        flights.bytes < flights.limit
+    }
+
+    fn insert_in_flight(&self, key: CacheKey, flight: InFlightChunk) {
         let mut flights = self.lock_in_flight();
         flights.bytes = flights.bytes.saturating_add(flight.len);
         if let Some(twin) = flights.by_key.insert(key, flight) {
             flights.bytes = flights.bytes.saturating_sub(twin.len);
         }
-        true
     }
 
     /// Removes and returns the in-flight read of a chunk.

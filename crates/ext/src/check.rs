@@ -302,6 +302,7 @@ pub(crate) fn examine<'a>(
     xattrs::check_xattr_block_references(&check)?;
     xattrs::check_ea_inodes(&check)?;
     let parents = entries::check_directories(&check, &directories)?;
+    prefetch::prefetch_bitmaps(&check, 0);
     let connected = connectivity::check_connectivity(&check, &parents);
     counts::check_link_counts(&check, &connected)?;
     let (used_inodes, used_blocks) = counts::check_bitmaps(&check, &unwritten)?;

@@ -150,6 +150,8 @@ impl NearlyFullStore {
         let device = self.disk.statistics();
         let (began, since) = (Instant::now(), self.clock.now_ns());
         let mut waited_ns = vec![];
+        // Wait, reads, bytes, writes, bytes and flushes of the longest update.
+        let mut longest_cost = [0; 6];
         for _ in 0..self.blocks {
             let tenth = self.blocks / 10;
             let block = match is_skewed {
@@ -158,10 +160,21 @@ impl NearlyFullStore {
                 false => self.random_below(self.blocks),
             };
             let submitted = self.clock.now_ns();
+            let begun = self.disk.statistics();
             let ticket = self.write_block(block)?;
             if waits {
                 self.store.wait(ticket)?;
-                waited_ns.push(self.clock.now_ns() - submitted);
+                let wait = self.clock.now_ns() - submitted;
+                waited_ns.push(wait);
+                let ended = self.disk.statistics();
+                longest_cost = longest_cost.max([
+                    wait,
+                    ended.reads - begun.reads,
+                    ended.read_bytes - begun.read_bytes,
+                    ended.writes - begun.writes,
+                    ended.written_bytes - begun.written_bytes,
+                    ended.flushes - begun.flushes,
+                ]);
             }
         }
         self.store.sync()?;
@@ -199,6 +212,13 @@ impl NearlyFullStore {
                 at(0.99),
                 at(0.999),
                 longest as f64 / 1e3
+            );
+            let [_, reads, read_bytes, writes, written_bytes, flushes] = longest_cost;
+            print!(
+                "; during the longest: {reads} reads of {} KB, {writes} writes of {} KB, \
+                 {flushes} flushes",
+                read_bytes / 1000,
+                written_bytes / 1000,
             );
         }
         println!();

@@ -82,6 +82,10 @@ impl ExtentNodeReader<'_, '_> {
 
     /// Records the first file blocks of a node's children.
     fn record_child_starts(&self, bytes: &[u8]) {
+        // A leaf, as most are.
+        if le16(bytes, 6) == Some(0) {
+            return;
+        }
         let Ok(node) = extent::ExtentNode::check(bytes, None) else { return };
         if node.depth > 0 {
             let below = (0..node.len()).filter_map(|nth| node.index(nth));

@@ -171,15 +171,9 @@ fn check_directory(
         first = Some(bytes);
     }
     let mut ranges = Vec::new();
+    let numbers: Vec<u64> = blocks.iter().map(|(_, block)| *block).collect();
     for (nth, (at, block)) in blocks.iter().enumerate() {
-        if blocks.len() > prefetch::BLOCKS_PER_BATCH
-            && nth.is_multiple_of(prefetch::BLOCKS_PER_BATCH)
-        {
-            let these = blocks.get(nth..).unwrap_or_default().iter();
-            check
-                .store
-                .prefetch(these.take(2 * prefetch::BLOCKS_PER_BATCH).map(|(_, it)| *it).collect());
-        }
+        prefetch::prefetch_list(check, nth, &numbers);
         let bytes = check.block(*block, BlockRole::Directory(Check::file_id(dir)))?;
         let scan = DirentScan {
             check,
@@ -288,7 +282,8 @@ impl DirentScan<'_, '_> {
 
     fn check_block_entries(&self, bytes: &[u8]) -> HashRange {
         let mut at = 0usize;
-        let mut names: Vec<Cow<'_, [u8]>> = Vec::new();
+        // With their first bytes, which tell most names apart.
+        let mut names: Vec<(u64, Cow<'_, [u8]>)> = Vec::new();
         let mut range = None;
         let mut nth = 0u32;
         while at < bytes.len() {
@@ -302,7 +297,8 @@ impl DirentScan<'_, '_> {
             }
             if entry.inode != 0 {
                 if !dots && self.check_name(&entry) {
-                    names.push(self.comparison_key(entry.name));
+                    let key = self.comparison_key(entry.name);
+                    names.push((first_bytes(&key), key));
                 }
                 self.check_target(&entry, dots);
                 if !dots && let Some(hash) = self.hash {
@@ -322,7 +318,7 @@ impl DirentScan<'_, '_> {
             if let [one, two] = pair
                 && one == two
             {
-                self.report_problem(What::EntryTwice, |it| it.name(one));
+                self.report_problem(What::EntryTwice, |it| it.name(&one.1));
             }
         }
         range
@@ -401,6 +397,13 @@ impl DirentScan<'_, '_> {
             self.check.problems.add(Problem::new(What::DirectoryTwice).inode(inode));
         }
     }
+}
+
+/// Returns the first bytes of a name as a number that sorts as they do.
+fn first_bytes(name: &[u8]) -> u64 {
+    let mut first = [0; 8];
+    first.iter_mut().zip(name).for_each(|(to, from)| *to = *from);
+    u64::from_be_bytes(first)
 }
 
 /// Parses the record at `at`; returns it with its length, `None` if the chain is broken.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{Extent, Urgency};
 use draconis_types::Block;
@@ -70,10 +71,11 @@ impl InodeRole {
 
 /// Checks all inode tables.
 pub(super) fn check_inode_tables(check: &Check<'_>) -> Result<()> {
-    check.run_parallel(check.groups.len(), |group| {
-        visit_group(check, u32::try_from(group).unwrap_or(u32::MAX), &|number, slot| {
-            check_inode(check, number, slot)
-        })
+    let next = AtomicU64::new(0);
+    check.run_parallel(check.options.threads.max(1), |_| {
+        let visited = visit_groups(check, &next, &|number, slot| check_inode(check, number, slot));
+        // The other threads end, too.
+        visited.inspect_err(|_| next.store(check.groups.len() as u64, Ordering::Relaxed))
     })?;
     // An uninitialized group was not read.
     if !check.inode_states.get(ROOT).is_used() {
@@ -82,50 +84,72 @@ pub(super) fn check_inode_tables(check: &Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Visits the inodes of a group; reads ahead.
-pub(super) fn visit_group(
-    check: &Check<'_>,
-    group: u32,
-    visit: &dyn Fn(u32, &[u8]) -> Result<()>,
-) -> Result<()> {
+/// A part of an inode table that is read with one request.
+struct TablePart {
+    extent: Extent,
+    /// Inodes before the first one.
+    before: u32,
+    /// The last inode of its group that was ever used.
+    last: u32,
+}
+
+/// Returns the parts of a group's inode table that hold inodes.
+fn table_parts<'a>(check: &'a Check<'_>, group: u64) -> impl Iterator<Item = TablePart> + use<'a> {
     let super_ = &check.super_;
-    let Some(place) = check.groups.get(saturating_usize(group.into())) else { return Ok(()) };
+    let place = check.groups.get(saturating_usize(group));
     let block_bytes = u64::from(super_.block_bytes);
-    let start = place.inode_table.saturating_mul(block_bytes);
     // With descriptor checksums, unused inodes are not read.
     let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS);
-    let unused = if lazy { place.unused } else { 0 };
+    let unused = place.map_or(0, |place| if lazy { place.unused } else { 0 });
     let there = super_.inodes_per_group.saturating_sub(unused);
     let len = u64::from(there).saturating_mul(super_.inode_bytes.into());
     let len = len.checked_next_multiple_of(block_bytes).unwrap_or(len);
     let whole = u64::from(super_.inode_table_blocks()).saturating_mul(block_bytes);
     check.advance(whole.saturating_sub(len));
-    if len == 0 {
-        return Ok(());
-    }
-    let order = |at: u64| {
+    let start = place.map_or(0, |place| place.inode_table).saturating_mul(block_bytes);
+    let before = u32::try_from(group).unwrap_or(u32::MAX).saturating_mul(super_.inodes_per_group);
+    let per_part = INODE_TABLE_READ_BYTES.checked_div(super_.inode_bytes.into()).unwrap_or(0);
+    (0u32..).map_while(move |nth| {
+        let at = u64::from(nth).saturating_mul(INODE_TABLE_READ_BYTES);
         let count = len.saturating_sub(at).min(INODE_TABLE_READ_BYTES);
-        let extent = Extent::new(start.saturating_add(at), count);
-        check.disk.read(extent, request_buffer(check, saturating_usize(count)), Urgency::Ahead)
+        let skipped = nth.saturating_mul(u32::try_from(per_part).unwrap_or(u32::MAX));
+        (count > 0).then_some(TablePart {
+            extent: Extent::new(start.saturating_add(at), count),
+            before: before.saturating_add(skipped),
+            last: before.saturating_add(there),
+        })
+    })
+}
+
+/// Visits the inodes of groups, in order; `next` counts the groups that some thread took. Reads
+/// ahead, from one group into the next.
+pub(super) fn visit_groups(
+    check: &Check<'_>,
+    next: &AtomicU64,
+    visit: &dyn Fn(u32, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let groups = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed))
+        .take_while(|group| *group < check.groups.len() as u64);
+    let mut parts = groups.flat_map(|group| table_parts(check, group));
+    let order = |part: TablePart| {
+        let buffer = request_buffer(check, saturating_usize(part.extent.len_bytes));
+        let pending = check.disk.read(part.extent, buffer, Urgency::Ahead);
+        (part, pending)
     };
-    let mut number = group.saturating_mul(super_.inodes_per_group);
-    let last = number.saturating_add(there);
-    let mut at = 0;
-    let mut pending = VecDeque::new();
+    let slot_bytes = saturating_usize(check.super_.inode_bytes.into());
+    let mut flying = VecDeque::new();
     loop {
-        while pending.len() < MAX_READS_IN_FLIGHT && at < len {
-            pending.push_back(order(at));
-            at = at.saturating_add(INODE_TABLE_READ_BYTES);
-        }
-        let Some(read) = pending.pop_front() else { break };
+        let room = MAX_READS_IN_FLIGHT.saturating_sub(flying.len());
+        flying.extend(parts.by_ref().take(room).map(order));
+        let Some((part, read)) = flying.pop_front() else { return Ok(()) };
         let gone = Error::Io(draconis_device::Error::ServiceEnded);
         let block = read.wait().ok_or(gone)?.map_err(|refused| Error::Io(refused.error))?;
         let bytes = block.into_private();
-        let slot_bytes = saturating_usize(super_.inode_bytes.into());
+        let mut number = part.before;
         for slots in bytes.chunks(slot_bytes.saturating_mul(prefetch::INODES_PER_BATCH)) {
             prefetch::prefetch_maps(check, slots);
             for slot in slots.chunks_exact(slot_bytes) {
-                if number < last {
+                if number < part.last {
                     number = number.saturating_add(1);
                     visit(number, slot)?;
                 }
@@ -134,7 +158,6 @@ pub(super) fn visit_group(
         check.advance(bytes.len() as u64);
         check.buffers.lock().push(bytes);
     }
-    Ok(())
 }
 
 /// Returns a recycled buffer for a request: fresh pages cost more than the check of their inodes.

@@ -2,9 +2,9 @@
 //!
 //! Later passes rely on this one: if it finds damage, the check ends.
 
-use super::Check;
 use super::bit_set::AtomicBitSet;
 use super::problem::{Problem, ProblemLog, What};
+use super::{Check, prefetch};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, GroupDescriptor, flags};
@@ -344,9 +344,12 @@ pub(super) fn check_reserved_gdt(check: &Check<'_>, raw: &RawInode) -> Result<Op
     let mut right = vec![0; saturating_usize(fan_out.into())];
     let mut reserve = ReservedGdt { dind_block: list, count: 1, last: 0 };
     let first = super_.location().0.0.saturating_add(1);
-    for nth in 0..u32::from(super_.reserved_descriptor_blocks) {
-        let nth = super_.descriptor_blocks().saturating_add(nth);
-        let reserved = first.saturating_add(nth.into());
+    let own = super_.descriptor_blocks();
+    let all: Vec<u64> = (0..u32::from(super_.reserved_descriptor_blocks))
+        .map(|nth| first.saturating_add(own.saturating_add(nth).into()))
+        .collect();
+    for (index, (reserved, nth)) in all.iter().copied().zip(own..).enumerate() {
+        prefetch::prefetch_list(check, index, &all);
         let slot = nth.checked_rem(fan_out).unwrap_or(0);
         if let Some(word) = right.get_mut(saturating_usize(slot.into())) {
             *word = reserved;

@@ -3,6 +3,7 @@
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::sync::atomic::AtomicU64;
 
 use super::Check;
 use super::bit_set::AtomicBitSet;
@@ -65,24 +66,22 @@ pub(super) fn report_multiply_claimed(check: &Check<'_>) -> Result<()> {
     }
     let walked = AtomicBitSet::new(check.super_.blocks);
     let first_claims = Mutex::default();
-    for group in 0..check.super_.groups {
-        inodes::visit_group(check, group, &|number, slot| {
-            let Some(raw) = inodes::inode_with_map(check, number, slot) else { return Ok(()) };
-            let visit = &mut ClaimantFinder {
-                check,
-                inode: number,
-                walked: &walked,
-                first_claims: &first_claims,
-            };
-            let attributes = raw_inode::xattr_block(check, raw);
-            if attributes != 0 && InodeRole::for_inode(check, number) == InodeRole::Ordinary {
-                visit.report_if_shared(attributes);
-            }
-            if raw_inode::has_map(check, raw) {
-                walk_map(check, number, raw, visit)?;
-            }
-            Ok(())
-        })?;
-    }
+    inodes::visit_groups(check, &AtomicU64::new(0), &|number, slot| {
+        let Some(raw) = inodes::inode_with_map(check, number, slot) else { return Ok(()) };
+        let visit = &mut ClaimantFinder {
+            check,
+            inode: number,
+            walked: &walked,
+            first_claims: &first_claims,
+        };
+        let attributes = raw_inode::xattr_block(check, raw);
+        if attributes != 0 && InodeRole::for_inode(check, number) == InodeRole::Ordinary {
+            visit.report_if_shared(attributes);
+        }
+        if raw_inode::has_map(check, raw) {
+            walk_map(check, number, raw, visit)?;
+        }
+        Ok(())
+    })?;
     Ok(())
 }

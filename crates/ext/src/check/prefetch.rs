@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{Check, raw_inode};
 use crate::format::extent::{ExtentNode, ROOT_ENTRIES};
 use crate::format::inode::{RawInode, flags};
+use crate::format::le16;
 use crate::units::saturating_usize;
 
 /// Inodes whose maps are prefetched together.
@@ -68,15 +69,14 @@ pub(super) fn prefetch_maps(check: &Check<'_>, slots: &[u8]) {
             continue;
         }
         blocks.push(raw_inode::xattr_block(check, raw));
-        if !raw_inode::has_map(check, raw) {
+        if !raw_inode::has_map(check, raw) || is_extent_leaf(raw) {
             continue;
         }
         match extent_root(raw) {
-            Some(root) if root.depth > 0 => {
+            Some(root) => {
                 let nodes = (0..root.len()).filter_map(|nth| root.index(nth));
                 blocks.extend(nodes.map(|index| index.node.0));
             }
-            Some(_) => {}
             None => {
                 let [.., one, two, three] = raw.i_block.map(|it| u64::from(it.get()));
                 blocks.extend([one, two, three]);
@@ -124,6 +124,19 @@ pub(super) fn prefetch_bitmaps(check: &Check<'_>, group: usize) {
         });
         prefetch(check, both.collect());
     }
+}
+
+/// Prefetches blocks `nth..` of a long list that is read in order; called for each of them.
+pub(super) fn prefetch_list(check: &Check<'_>, nth: usize, blocks: &[u64]) {
+    if blocks.len() > BLOCKS_PER_BATCH && nth.is_multiple_of(BLOCKS_PER_BATCH) {
+        let these = blocks.get(nth..).unwrap_or_default().iter();
+        prefetch(check, these.take(2 * BLOCKS_PER_BATCH).copied().collect());
+    }
+}
+
+/// Returns true if all extents of an inode are in its root, so that there are no nodes to read.
+fn is_extent_leaf(raw: &RawInode) -> bool {
+    raw.i_flags.get() & flags::EXTENTS != 0 && le16(raw.i_block.as_bytes(), 6) == Some(0)
 }
 
 /// Returns the root of an extent tree; `None` for indirect maps.

@@ -430,6 +430,9 @@ impl Entry {
 }
 
 #[cfg(test)]
+mod lost_requests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
