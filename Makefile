@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test suites mutants test-often test-release long long-images exact matrix lint loom crash crash-store use-store faults lab bench bench-channel lab-programs install install-program install-units install-helper install-lib install-sqlite lib sqlite header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test suites mutants test-often test-release applications long long-images exact matrix lint loom crash crash-store use-store faults lab bench bench-channel lab-programs install install-program install-units install-helper install-lib install-sqlite lib sqlite header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -52,6 +52,13 @@ test-release:
 	$(CARGO) build --release --locked
 	@if grep -q DRACONIS_BREAK target/release/draconis; then echo "the program has fault hooks"; exit 1; fi
 	DRACONIS_PROGRAM=$(abspath target/release/draconis) tools/test-run $(CARGO) test --locked --test '*'
+
+# Programs of others on a store: SlateDB, DataFusion, zarrs, and the book's programs that use them. A
+# workspace of its own, because they need some 350 crates: the first build takes about 30 minutes of
+# CPU time. More kills of SlateDB's process: make applications DRACONIS_SLATEDB_KILLS=100
+applications:
+	$(CARGO) fmt --check --manifest-path lab/applications/Cargo.toml
+	$(CARGO) test --locked --manifest-path lab/applications/Cargo.toml --target-dir target/applications
 
 # A volume of a container image of so many MiB, from memory that does not grow with it. It needs
 # twice that on the disk of TMPDIR.

@@ -45,12 +45,13 @@ pub(crate) static SPLIT_COMMITS: AtomicBool = AtomicBool::new(false);
 pub(crate) struct Database {
     pub name: String,
     state: Mutex<State>,
-    cache: PageCache,
 }
 
 #[derive(Debug, Default)]
 struct State {
     committed: Committed,
+    /// Pages of `committed`.
+    cache: Arc<PageCache>,
     /// True once `committed` was looked up.
     is_known: bool,
     locks: LockTable,
@@ -70,10 +71,10 @@ impl State {
         self.journals.iter().filter_map(Weak::upgrade).collect()
     }
 
-    fn finish(&mut self, change: Change, cache: &PageCache) {
+    fn finish(&mut self, change: Change) {
         self.committed = change.committed;
         if let Some(pending) = &self.pending {
-            pending.update_cache(cache);
+            pending.update_cache(&mut self.cache);
         }
         self.hidden_parents.extend(change.hidden_parent);
         (self.pending, self.gathered_in, self.is_rolling_back) = (None, None, false);
@@ -202,9 +203,9 @@ impl SuperJournals {
             })
             .collect();
         let submitted = submit(store, group);
-        for ((database, state), change) in states.iter_mut().zip(changes) {
+        for ((_, state), change) in states.iter_mut().zip(changes) {
             match (&submitted, change) {
-                (Ok(_), Some(change)) => state.finish(change, &database.cache),
+                (Ok(_), Some(change)) => state.finish(change),
                 (Ok(_), None) => state.gathered_in = None,
                 (Err(_), _) => state.is_rolling_back = true,
             }
@@ -255,7 +256,7 @@ pub(crate) fn wait(store: &OpenStore, ticket: Option<Ticket>) -> Result<()> {
 
 impl Database {
     pub fn new(name: String) -> Self {
-        Self { name, state: Mutex::default(), cache: PageCache::default() }
+        Self { name, state: Mutex::default() }
     }
 
     /// Looks the database up in the store, unless it is in use; returns true if it exists.
@@ -275,17 +276,20 @@ impl Database {
     }
 
     fn find_committed(&self, state: &mut State, store: &OpenStore) -> Result<()> {
+        let found = self.look_up(store)?;
+        if found != state.committed {
+            state.cache.clear();
+        }
+        (state.committed, state.is_known) = (found, true);
+        Ok(())
+    }
+
+    fn look_up(&self, store: &OpenStore) -> Result<Committed> {
         let found = store.store.find_named_object(self.name.as_bytes()).and_then(|object| {
             let len = object.map_or(Ok(0), |object| store.store.len(object))?;
             Ok(Committed { object, len })
         });
-        let failed = |error| Failure::of_store(&store.path, error, codes::IOERR_READ);
-        let found = found.map_err(failed)?;
-        if found != state.committed {
-            self.cache.clear();
-        }
-        (state.committed, state.is_known) = (found, true);
-        Ok(())
+        found.map_err(|error| Failure::of_store(&store.path, error, codes::IOERR_READ))
     }
 
     pub fn lock(&self, store: &OpenStore, held: &mut LockLevel, wanted: LockLevel) -> Result<()> {
@@ -354,39 +358,18 @@ impl Database {
     ) -> Result<usize> {
         let state = self.state.lock();
         let read = match &state.pending {
-            Some(pending) if held > LockLevel::Shared => pending.read(&store.store, at, into),
+            Some(pending) if held > LockLevel::Shared => {
+                pending.read(&store.store, &state.cache, at, into)
+            }
             _ => {
-                let committed = state.committed;
+                let (Committed { object, len }, cache) = (state.committed, state.cache.clone());
                 drop(state);
-                self.read_committed(store, committed, at, into)
+                cache.read_through((at, len), into, |into| {
+                    read_object(&store.store, object, (at, len), into)
+                })
             }
         };
         read.map_err(|error| Failure::of_store(&store.path, error, codes::IOERR_READ))
-    }
-
-    fn read_committed(
-        &self,
-        store: &OpenStore,
-        Committed { object, len }: Committed,
-        at: u64,
-        into: &mut [u8],
-    ) -> StoreResult<usize> {
-        let visible = usize::try_from(len.saturating_sub(at)).unwrap_or(usize::MAX);
-        if self.cache.read(at, into) {
-            return Ok(into.len());
-        }
-        let planned = self.cache.plan_read(at, into.len()).filter(|_| visible >= into.len());
-        if let Some(planned) = planned {
-            let mut pages = vec![0; planned.min(visible)];
-            read_object(&store.store, object, (at, len), &mut pages)?;
-            self.cache.insert(at, &pages);
-            if let Some(page) = pages.get(..into.len()) {
-                into.copy_from_slice(page);
-            }
-            return Ok(into.len());
-        }
-        read_object(&store.store, object, (at, len), into)?;
-        Ok(visible.min(into.len()))
     }
 
     /// Changes the pending state of the writer.
@@ -449,7 +432,7 @@ impl Database {
         let change = pending.add_to(&mut group, &store.store, &self.name);
         match submit(store, group) {
             Ok(ticket) => {
-                state.finish(change, &self.cache);
+                state.finish(change);
                 Ok(ticket)
             }
             Err(failure) => {
@@ -483,15 +466,17 @@ impl Database {
         self.join_hidden_parents(&mut self.state.lock(), store);
     }
 
-    /// Joins parents that long transactions left. A parent that cannot be joined now is joined when the store is opened
-    /// next: until then it takes space.
+    /// Joins parents that long transactions left. A parent that cannot be joined now is joined when
+    /// the store is opened next: until then it takes space.
     fn join_hidden_parents(&self, state: &mut State, store: &OpenStore) {
         if state.hidden_parents.is_empty() || state.pending.is_some() {
             return;
         }
         state.hidden_parents.retain(|name| join_hidden_parent(&store.store, name).is_err());
-        // The joined object may be the parent.
-        let _ = self.find_committed(state, store);
+        // The joined object may be the parent, with the same pages.
+        if let Ok(joined) = self.look_up(store) {
+            state.committed = joined;
+        }
     }
 
     /// Takes a snapshot: `DATABASE@NAME`.

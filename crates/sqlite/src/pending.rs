@@ -22,9 +22,6 @@ use crate::page_cache::PageCache;
 /// Longest write of a group that adjacent pages are joined to: the longest payload of a store.
 const MAX_WRITE_BYTES: usize = 128 << 10;
 
-/// Longest commit whose pages enter the cache.
-const MAX_CACHED_COMMIT_BYTES: usize = 4 << 20;
-
 /// Bytes of a transaction that are kept in memory.
 pub(crate) static MEMORY_LIMIT: AtomicUsize = AtomicUsize::new(32 << 20);
 
@@ -55,6 +52,8 @@ pub(crate) struct Pending {
     committed: Committed,
     /// A fork of the committed object, with all but `extents`.
     staging: Option<ObjectId>,
+    /// Pages of the staging object, if there is one.
+    staging_cache: Option<Arc<PageCache>>,
     /// Length of the object below the extents, and how much of it is visible.
     stored_len: u64,
     visible_len: u64,
@@ -78,6 +77,7 @@ impl Pending {
         Self {
             committed,
             staging: None,
+            staging_cache: None,
             stored_len: len,
             visible_len: len,
             len,
@@ -94,8 +94,15 @@ impl Pending {
         self.staging.or(self.committed.object)
     }
 
-    /// Reads from byte `at` on; returns the number of bytes before the end.
-    pub fn read(&self, store: &Store, at: u64, into: &mut [u8]) -> Result<usize> {
+    /// Reads from byte `at` on; returns the number of bytes before the end. `cache` has pages of the
+    /// committed object.
+    pub fn read(
+        &self,
+        store: &Store,
+        cache: &PageCache,
+        at: u64,
+        into: &mut [u8],
+    ) -> Result<usize> {
         let len = to_usize(self.len.saturating_sub(at)).min(into.len());
         let Some(into) = into.get_mut(..len) else { return Ok(0) };
         let end = at.saturating_add(len as u64);
@@ -106,7 +113,14 @@ impl Pending {
             into.copy_from_slice(found);
             return Ok(len);
         }
-        read_object(store, self.base(), (at, self.visible_len), into)?;
+        let (base, visible) = (self.base(), self.visible_len);
+        if end <= visible && self.overlapping(at, end).next().is_none() {
+            let cache = self.staging_cache.as_deref().unwrap_or(cache);
+            return cache.read_through((at, visible), into, |into| {
+                read_object(store, base, (at, visible), into)
+            });
+        }
+        read_object(store, base, (at, visible), into)?;
         for (start, bytes) in self.overlapping(at, end) {
             let from = (*start).max(at);
             let to = start.saturating_add(bytes.len() as u64).min(end);
@@ -189,6 +203,9 @@ impl Pending {
         self.add_extents(&mut group, staging);
         store.submit(group, &[]).map_err(|refused| refused.error)?;
         self.staging = Some(staging);
+        let cache = self.staging_cache.take().unwrap_or_default();
+        self.replace_pages(&cache);
+        self.staging_cache = Some(cache);
         (self.stored_len, self.visible_len) = (self.len, self.len);
         self.extents.clear();
         self.bytes = 0;
@@ -245,17 +262,18 @@ impl Pending {
     }
 
     /// Brings a cache of the committed state up to date, once the changes are committed.
-    pub fn update_cache(&self, cache: &PageCache) {
-        if self.staging.is_some() || self.visible_len < self.stored_len {
-            cache.clear();
-            return;
+    pub fn update_cache(&self, cache: &mut Arc<PageCache>) {
+        if let Some(staging) = &self.staging_cache {
+            *cache = staging.clone();
         }
-        // Pages of a bulk load would only push others out.
-        let is_long = self.bytes > MAX_CACHED_COMMIT_BYTES;
-        self.extents.iter().for_each(|(at, bytes)| match is_long {
-            true => cache.remove(*at, bytes.len()),
-            false => cache.replace(*at, bytes),
-        });
+        self.replace_pages(cache);
+    }
+
+    fn replace_pages(&self, cache: &PageCache) {
+        if self.visible_len < self.stored_len {
+            cache.clear();
+        }
+        self.extents.iter().for_each(|(at, bytes)| cache.replace(*at, bytes));
     }
 
     /// Returns a group with one of the changes, for tests.

@@ -272,6 +272,125 @@ fn commits_fail_while_the_bucket_is_away_and_go_on_when_it_is_back() {
     }
 }
 
+/// What happens to the bucket around a commit over two databases that is not acknowledged.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Outage {
+    /// It comes back while the connection is open.
+    Ends,
+    /// It comes back after the connection was closed.
+    OutlastsConnection,
+    /// It begins once a part of the commit is there, and ends after the connection was closed.
+    CutsCommit,
+    /// Another machine takes over before the commit.
+    OtherWriter,
+}
+
+/// Law: after a commit that failed, and after the store was opened again, both databases have the
+/// change or neither. What was acknowledged before is there.
+#[test]
+fn a_commit_over_two_databases_that_fails_to_become_durable_is_in_both_or_in_neither() {
+    use Outage::{CutsCommit, Ends, OtherWriter, OutlastsConnection};
+    for outage in [Ends, OutlastsConnection, CutsCommit, OtherWriter] {
+        let bucket = TestBucket::create(128 << 20);
+        let open = |more: &str| {
+            let more = format!("&bucket_commit_ms=0&bucket_deadline=1{more}");
+            let app = bucket.open("a.db", &more);
+            let attach = format!("ATTACH '{}' AS side", bucket.uri("b.db", &more));
+            app.execute_batch(&attach).unwrap();
+            app
+        };
+        let counts = |app: &Connection| {
+            ["main", "side"].map(|schema| {
+                assert_eq!(text(app, &format!("PRAGMA {schema}.integrity_check")), "ok");
+                text(app, &format!("SELECT group_concat(a) FROM {schema}.t"))
+            })
+        };
+        let app = open("");
+        app.execute_batch(
+            "CREATE TABLE main.t(a, b); CREATE TABLE side.t(a, b);
+             BEGIN; INSERT INTO main.t VALUES (1, 'x'); INSERT INTO side.t VALUES (1, 'x'); COMMIT",
+        )
+        .unwrap();
+        let (here, away) = (bucket.path(), bucket.dir.path().join("away"));
+        let begin = || {
+            std::fs::rename(&here, &away).unwrap();
+            std::fs::write(&here, "").unwrap();
+        };
+        let end = || {
+            std::fs::remove_file(&here).unwrap();
+            std::fs::rename(&away, &here).unwrap();
+        };
+        // Of a commit that is cut, several objects of 4 MiB.
+        let len = if outage == CutsCommit { 6 << 20 } else { 5000 };
+        let change = format!(
+            "BEGIN; INSERT INTO main.t VALUES (2, randomblob({len}));
+             INSERT INTO side.t VALUES (2, randomblob({len})); COMMIT"
+        );
+        let mut writer = None;
+        match outage {
+            OtherWriter => {
+                let other = bucket.dir.path().join("other");
+                let other = [("DRACONIS_RUNTIME_DIR", other.to_str().unwrap())];
+                let uri = bucket.uri("other.db", "&bucket_take_over=1");
+                let writer = writer.insert(Writer::start(&uri, &other));
+                assert_eq!(writer.next_commit(), 1);
+            }
+            CutsCommit => {}
+            Ends | OutlastsConnection => begin(),
+        }
+        let failed = std::thread::scope(|scope| {
+            if outage == CutsCommit {
+                let count = || std::fs::read_dir(&here).unwrap().map(count_files).sum::<usize>();
+                let before = count();
+                scope.spawn(move || {
+                    while count() == before {
+                        std::thread::yield_now();
+                    }
+                    begin();
+                });
+            }
+            app.execute_batch(&change).unwrap_err()
+        });
+        assert_eq!(failed.sqlite_error_code(), Some(ErrorCode::SystemIoFailure), "{failed}");
+        let why = text(&app, "SELECT draconis_error()");
+        let wanted =
+            if outage == OtherWriter { "was taken over by SQLite on" } else { "waits in memory" };
+        assert!(why.contains(wanted), "{outage:?}: {why}");
+        if outage == Ends {
+            end();
+        }
+        // Nobody knows how it ended, so the store takes no more changes.
+        let refused = app.execute("INSERT INTO main.t VALUES (3, 3)", []).unwrap_err();
+        assert_eq!(refused.sqlite_error_code(), Some(ErrorCode::SystemIoFailure), "{refused}");
+        let why = text(&app, "SELECT draconis_error()");
+        assert!(why.contains("close all connections to the store"), "{outage:?}: {why}");
+        drop(app);
+        if let Some(writer) = writer {
+            writer.kill(1);
+        } else if outage != Ends {
+            end();
+        }
+        let app = open("&bucket_take_over=1");
+        let found = counts(&app);
+        assert_eq!(found[0], found[1], "{outage:?}");
+        let wanted = if outage == Ends { "1,2" } else { "1" };
+        assert_eq!(found[0], wanted, "{outage:?}");
+        app.execute_batch(&change).unwrap();
+        drop(app);
+        assert_eq!(counts(&open("")), [format!("{wanted},2"), format!("{wanted},2")]);
+        assert!(bucket.check().is_clean());
+    }
+}
+
+/// Returns the number of files in an entry of a directory.
+fn count_files(entry: std::io::Result<std::fs::DirEntry>) -> usize {
+    let path = entry.unwrap().path();
+    match std::fs::read_dir(&path) {
+        Ok(entries) => entries.map(count_files).sum(),
+        Err(_) => 1,
+    }
+}
+
 #[cfg(feature = "clouds")]
 #[test]
 fn a_server_that_is_gone_for_a_moment_delays_a_commit() {

@@ -8,7 +8,7 @@ use common::{TestStore, integrity, text};
 use draconis_device::{FileOptions, OpenedFile};
 use draconis_objects::{OpenOptions, Store};
 use draconis_sqlite::share_store;
-use draconis_sqlite::test_hooks::set_memory_limit;
+use draconis_sqlite::test_hooks::{set_cache_limit, set_memory_limit};
 
 /// Returns the largest resident memory so far.
 fn peak_kib() -> u64 {
@@ -30,11 +30,13 @@ fn insert(rows: u32) -> String {
 fn long_transactions_go_on_in_the_store() {
     let test = TestStore::create(512 << 20);
     set_memory_limit(1 << 20);
+    set_cache_limit(8 << 20);
     let file = std::fs::File::options().read(true).write(true).open(&test.file).unwrap();
     let options = FileOptions { write: true, direct: true, uring: true };
     let disk = OpenedFile::new(file.into(), options).unwrap().start();
     let options = OpenOptions { cache_bytes: 1 << 20, read_only: false };
     let store = Store::open(Arc::new(disk), &options).unwrap();
+    let counted = store.clone();
     let shared = share_store(&test.file, store).unwrap();
     let app = test.open("app.db");
     let before = peak_kib();
@@ -43,7 +45,14 @@ fn long_transactions_go_on_in_the_store() {
     // The database has 76 MiB. What the store queues and caches needs memory, too.
     assert!(grown < 60 << 10, "{grown} KiB");
     assert_eq!(text(&app, "SELECT count(*) FROM t"), "72000");
-    drop((app, shared));
+    // A scan within a long transaction reads several pages at once: the database has 24,000.
+    app.execute_batch("BEGIN; UPDATE t SET b = randomblob(1000) WHERE a < 5000").unwrap();
+    let before = counted.info().cache.misses;
+    assert_eq!(text(&app, "SELECT sum(length(b)) FROM t"), "72000000");
+    let reads = counted.info().cache.misses - before;
+    assert!(reads < 6000, "{reads} reads");
+    app.execute_batch("COMMIT").unwrap();
+    drop((app, shared, counted));
     test.check();
 
     // Rolled back, over a savepoint, and after changing every page.

@@ -1,6 +1,7 @@
 //! SlateDB, unmodified, with its tables and log in a store. `DRACONIS_SLATEDB_KILLS=100` kills its
 //! process more often.
 
+#[path = "../../../crates/object-store/tests/common/mod.rs"]
 mod common;
 
 use std::collections::BTreeMap;

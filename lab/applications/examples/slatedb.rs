@@ -1,7 +1,7 @@
 //! SlateDB on `DraconisStore` beside `LocalFileSystem` with `fsync`, in one run on one file system:
 //!
 //! ```sh
-//! cargo run --release -p draconis-object-store --no-default-features --features suite-slatedb --example slatedb -- DIRECTORY
+//! cargo run --release --manifest-path lab/applications/Cargo.toml --target-dir target/applications --example slatedb -- DIRECTORY
 //! ```
 
 use std::path::Path as HostPath;
