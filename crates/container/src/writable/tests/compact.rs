@@ -162,7 +162,8 @@ fn compaction_moves_refcount_blocks_and_table() {
             let file = Arc::new(GrowingDisk::new(full.clone(), 32 * MIB));
             let OpenedImage { disk, session: image, .. } =
                 open_for_writing(file.clone(), &[], 7).unwrap();
-            let shorter = image.unwrap().compact(vec![kept..12 * MIB]).unwrap().unwrap();
+            let unused = kept..12 * MIB;
+            let shorter = image.unwrap().compact(vec![unused]).unwrap().unwrap();
             let mut expected = vec![0; 12 << 20];
             expected[..kept as usize].fill(6);
             assert!(read_all(&*disk).unwrap() == expected, "{what}");
