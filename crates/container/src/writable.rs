@@ -81,7 +81,11 @@ pub(crate) struct MetadataWriter<'a> {
     dependencies: Vec<Ticket>,
 }
 
-impl MetadataWriter<'_> {
+impl<'a> MetadataWriter<'a> {
+    pub(crate) fn new(file: &'a ImageFile, newest: &'a mut Ticket) -> Self {
+        Self { file, newest, dependencies: vec![] }
+    }
+
     /// Submits groups, each ordered after the previous one; returns the ticket of the last.
     pub(crate) fn submit_chain(
         &mut self,
@@ -247,7 +251,7 @@ impl<T: AllocationTables> WritableImage<T> {
     /// Finds the file offsets of all writes of a chain, and allocates missing units.
     fn plan(&self, state: &mut ImageState<T>, chain: &[Group]) -> Result<WritePlan, Error> {
         let ImageState { tables, newest, .. } = state;
-        let mut out = MetadataWriter { file: &self.file, newest, dependencies: vec![] };
+        let mut out = MetadataWriter::new(&self.file, newest);
         let mut plan = vec![];
         tables.begin_session(&mut out)?;
         for group in chain {
@@ -497,7 +501,7 @@ impl<T: AllocationTables> WritableImage<T> {
         if *stopped {
             return Err(DiskError::Stopped);
         }
-        let mut out = MetadataWriter { file: &self.file, newest, dependencies: vec![] };
+        let mut out = MetadataWriter::new(&self.file, newest);
         let rested =
             out.wait().and_then(|()| tables.close_session(&mut out)).and_then(|()| out.wait());
         let done = rested.and_then(|()| more(tables, &mut out));

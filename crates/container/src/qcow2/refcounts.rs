@@ -626,7 +626,7 @@ fn no_space(at: u64) -> Error {
 mod tests {
     use std::sync::Arc;
 
-    use draconis_device::{ForwardingDisk, MemoryDisk};
+    use draconis_device::{ForwardingDisk, MemoryDisk, Ticket};
 
     use super::*;
 
@@ -645,6 +645,54 @@ mod tests {
         }
     }
 
+    fn refcounts_of(
+        cluster_bits: u32,
+        refcount_order: u32,
+        table: Vec<u64>,
+        refcounts: Vec<u16>,
+        written_clusters: u64,
+    ) -> Refcounts {
+        Refcounts {
+            cluster_bits,
+            refcount_order,
+            version: 3,
+            sector_bytes: 512,
+            header: vec![],
+            table_at: 1 << cluster_bits,
+            table,
+            refcounts,
+            changed: BTreeSet::new(),
+            written_clusters,
+            search_from: 0,
+            preallocated: VecDeque::new(),
+            is_new: vec![],
+            released: vec![],
+            in_session: false,
+        }
+    }
+
+    /// A block of several sectors that moves has its own counts, and the table names it.
+    #[test]
+    fn moved_refcount_block_keeps_its_counts() {
+        // Blocks of 2,048 counts; cluster 5,000 has the second one, and moves to cluster 7.
+        let counts: Vec<u16> = (0..6144).map(|nth| nth / 100 + 1).collect();
+        let mut table = vec![0; 512];
+        table[..3].copy_from_slice(&[2 << 12, 5000 << 12, 3 << 12]);
+        let mut refcounts = refcounts_of(12, 4, table, counts.clone(), 6144);
+        let file = ImageFile::new(Arc::new(MemoryDisk::new(vec![0; 64 << 10], 512)));
+        let mut newest = Ticket(0);
+        let mut out = MetadataWriter::new(&file, &mut newest);
+        let mut reserved = VecDeque::from([7]);
+        refcounts.move_refcount_blocks(&mut out, 4000, &mut reserved).unwrap();
+        let written = file.read_vec(7 << 12, 4096).unwrap();
+        let expected = counts[2048..4096].iter().flat_map(|it| it.to_be_bytes());
+        assert!(written.iter().copied().eq(expected));
+        let entries = file.read_vec(1 << 12, 24).unwrap();
+        let expected = [2u64 << 12, 7 << 12, 3 << 12].into_iter().flat_map(u64::to_be_bytes);
+        assert!(entries.iter().copied().eq(expected));
+        assert_eq!((refcounts.released.len(), reserved.len()), (1, 0));
+    }
+
     /// What is appended leaves space for what counts it. Blocks and table clusters have 64 entries.
     #[test]
     fn appended_clusters_leave_space_for_their_refcounts() {
@@ -659,23 +707,7 @@ mod tests {
             let end = ENTRIES * 64 - before_end;
             let file = LimitedDisk(MemoryDisk::new(vec![0; 512], 512), (end + free) * 512);
             let file = ImageFile::new(Arc::new(file)).with_growth();
-            let refcounts = Refcounts {
-                cluster_bits: 9,
-                refcount_order: 6,
-                version: 3,
-                sector_bytes: 512,
-                header: vec![],
-                table_at: 512,
-                table: vec![1; ENTRIES as usize],
-                refcounts: vec![],
-                changed: BTreeSet::new(),
-                written_clusters: end,
-                search_from: 0,
-                preallocated: VecDeque::new(),
-                is_new: vec![],
-                released: vec![],
-                in_session: false,
-            };
+            let refcounts = refcounts_of(9, 6, vec![1; ENTRIES as usize], vec![], end);
             let count = refcounts.appendable_clusters(&file, most).min(most);
             let mut all = end + count;
             loop {
