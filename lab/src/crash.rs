@@ -427,11 +427,8 @@ mod tests {
     /// On a store disk, whatever the disk below loses.
     #[test]
     fn crash_states_of_store_volume_are_clean() {
-        for seed in 1..=2 {
-            let short =
-                CrashArguments { seed, steps: 4, subsets: 1, e2fsck_every: 60, ..few_states() };
-            run(&CrashArguments { store: true, ..short }).unwrap();
-        }
+        let short = CrashArguments { steps: 4, subsets: 1, e2fsck_every: 60, ..few_states() };
+        run(&CrashArguments { store: true, ..short }).unwrap();
     }
 
     /// The volume must detect a store that breaks its durability promises.
@@ -440,17 +437,17 @@ mod tests {
         use draconis_objects::test_hooks::{InjectedFault, TestSettings, set_thread_settings};
         let arguments = CrashArguments { store: true, subsets: 3, e2fsck_every: 0, ..few_states() };
         for without in [InjectedFault::Flush, InjectedFault::SuperblockAfterFrames] {
-            let found = [0, 1].map(|nth| {
-                let workload = workloads::ALL_WORKLOADS[nth](1, 40);
+            let is_found = [0, 1].iter().any(|nth| {
+                let workload = workloads::ALL_WORKLOADS[*nth](1, 40);
                 let (_, image) = store_volumes::create_store_image(1).unwrap();
                 set_thread_settings(TestSettings { fault: Some(without), ..TestSettings::NORMAL });
                 let run = record_workload(&*workload, image, 1, ConsistencyProtocol::Store);
                 set_thread_settings(TestSettings::NORMAL);
                 let WorkloadRecording { image, events, .. } = run.unwrap();
                 let crashes = CrashStates::new(image, events, arguments.options(1));
-                check_all_states(&*workload, 1, crashes, &arguments).unwrap().violations
+                check_all_states(&*workload, 1, crashes, &arguments).unwrap().violations > 0
             });
-            assert!(found.iter().any(|violations| *violations > 0), "without {without:?}");
+            assert!(is_found, "without {without:?}");
         }
     }
 

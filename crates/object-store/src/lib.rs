@@ -13,9 +13,10 @@
 //! - A copy and a rename write a record, and no contents.
 //! - The e-tag changes with each put, copy and rename, and never comes back. There are no versions
 //!   and no tags.
-//! - A put keeps its contents and a copy of them in memory until they are written; an upload in
-//!   parts needs no memory but that of the parts in progress. An aborted or dropped upload is
-//!   deleted; one that a crash interrupted is deleted when the store is opened.
+//! - A put keeps its contents and a copy of them in memory until they are written. An upload in
+//!   parts needs that of the parts in progress, and up to 128 MiB that wait for the disk, however
+//!   long the object is. An aborted or dropped upload is deleted; one that a crash interrupted is
+//!   deleted when the store is opened.
 //! - An object that is replaced or deleted while it is read is read to its end, unless the store is
 //!   full.
 //! - Deleting an object that does not exist succeeds, as with S3.
