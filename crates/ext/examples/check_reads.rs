@@ -1,6 +1,7 @@
 //! Time of a check beside that of reading the same metadata in order, both with a cold page cache.
 //!
-//! `cargo run -p draconis-ext --release --example check_reads -- IMAGE [ROUNDS [direct]]`, as root.
+//! `cargo run -p draconis-ext --release --example check_reads -- IMAGE [ROUNDS
+//! [direct|random]]`, as root. `random` turns the kernel's read-ahead off, as `draconis check` does.
 //!
 //! A first check records what it reads. Every round then drops the page cache, checks, drops it
 //! again, and reads the recorded ranges in ascending order, in requests of at most 1 MiB, eight at
@@ -42,7 +43,7 @@ impl ForwardingDisk for RecordingDisk {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let Some(image) = args.first() else { return println!("check_reads IMAGE [ROUNDS [direct]]") };
+    let Some(image) = args.first() else { return println!("check_reads IMAGE [ROUNDS [direct|random]]") };
     let rounds = args.get(1).and_then(|it| it.parse().ok()).unwrap_or(5);
     let direct = args.get(2).is_some_and(|it| it == "direct");
     let random = args.get(2).is_some_and(|it| it == "random");
