@@ -43,7 +43,9 @@ impl ForwardingDisk for RecordingDisk {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let Some(image) = args.first() else { return println!("check_reads IMAGE [ROUNDS [direct|random]]") };
+    let Some(image) = args.first() else {
+        return println!("check_reads IMAGE [ROUNDS [direct|random]]");
+    };
     let rounds = args.get(1).and_then(|it| it.parse().ok()).unwrap_or(5);
     let direct = args.get(2).is_some_and(|it| it == "direct");
     let random = args.get(2).is_some_and(|it| it == "random");
