@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 
 use common::{
     Draconis, IgnoredProperties, KernelMount, assert_same_trees, has_fuse, is_installed, is_root,
-    make_odd_tree, make_source_tree, mke2fs, mounts_below, report_skipped, scan_tree, wait_until,
+    make_odd_tree, make_source_tree, mke2fs, mounts_below, report_skipped, scan_tree, unmount_by,
+    wait_until,
 };
 
 /// Creates a small volume with a file.
@@ -252,10 +253,7 @@ fn every_way_of_unmounting_ends_mount() {
         if !is_root() && way[0] == "umount" {
             draconis.run_ok(["umount", at.to_str().unwrap()]);
         } else {
-            // A look at the mount by another process makes it busy for a moment.
-            wait_until("it is unmounted", || {
-                Command::new(way[0]).args(&way[1..]).arg(&at).status().unwrap().success()
-            });
+            unmount_by(way, &at);
         }
         wait_until("the worker ends", || !Path::new(&format!("/proc/{worker}")).exists());
         wait_until("status is empty", || {

@@ -19,6 +19,14 @@ use std::time::{Duration, Instant};
 use draconis_device::Random;
 pub use skipped::report_skipped;
 
+/// Unmounts `at` by a program other than ours. Repeats that while the mount is busy: the status
+/// command of another test looks at all mounts, which makes each busy for a moment.
+pub fn unmount_by(words: &[&str], at: &Path) {
+    wait_until(&format!("{words:?} has unmounted {}", at.display()), || {
+        Command::new(words[0]).args(&words[1..]).arg(at).status().unwrap().success()
+    });
+}
+
 /// The program under test, with its own manager.
 pub struct Draconis {
     pub dir: tempfile::TempDir,

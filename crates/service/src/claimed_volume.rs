@@ -81,13 +81,6 @@ enum OpenFailure {
     Failed(String),
 }
 
-impl OpenFailure {
-    fn into_message(self) -> String {
-        let (Self::InUse(why) | Self::Failed(why)) = self;
-        why
-    }
-}
-
 impl From<String> for OpenFailure {
     fn from(why: String) -> Self {
         Self::Failed(why)
@@ -112,16 +105,7 @@ impl ClaimedVolume {
     /// Opens a volume for as long as the descriptors live. Retries for at most `wait`, since a
     /// volume that was just unmounted is about to be released.
     pub(crate) fn open(volume: &Path, read_only: bool, wait: Duration) -> Result<Self, String> {
-        let until = Instant::now() + wait;
-        loop {
-            match Self::try_open(volume, read_only) {
-                Ok(claimed) => return Ok(claimed),
-                Err(OpenFailure::InUse(_)) if Instant::now() < until => {
-                    std::thread::sleep(OPEN_RETRY_INTERVAL);
-                }
-                Err(OpenFailure::InUse(why) | OpenFailure::Failed(why)) => return Err(why),
-            }
-        }
+        retry_while_in_use(wait, || Self::try_open(volume, read_only))
     }
 
     fn try_open(volume: &Path, read_only: bool) -> Result<Self, OpenFailure> {
@@ -194,13 +178,30 @@ impl VolumeGuards {
         Ok(())
     }
 
-    /// Reacquires the guard of a block device that was not mounted after all.
+    /// Reacquires the guard of a block device that was not mounted after all. Retries for at most
+    /// `wait`.
     ///
     /// # Errors
     /// A message for the user.
-    pub(crate) fn reacquire_guard(&mut self, volume: &Path) -> Result<(), String> {
-        self.guard = open_guard(volume).map_err(OpenFailure::into_message)?;
+    pub(crate) fn reacquire_guard(&mut self, volume: &Path, wait: Duration) -> Result<(), String> {
+        self.guard = retry_while_in_use(wait, || open_guard(volume))?;
         Ok(())
+    }
+}
+
+fn retry_while_in_use<T>(
+    wait: Duration,
+    mut open: impl FnMut() -> Result<T, OpenFailure>,
+) -> Result<T, String> {
+    let until = Instant::now() + wait;
+    loop {
+        match open() {
+            Ok(opened) => return Ok(opened),
+            Err(OpenFailure::InUse(_)) if Instant::now() < until => {
+                std::thread::sleep(OPEN_RETRY_INTERVAL);
+            }
+            Err(OpenFailure::InUse(why) | OpenFailure::Failed(why)) => return Err(why),
+        }
     }
 }
 
