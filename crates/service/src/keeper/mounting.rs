@@ -300,7 +300,8 @@ impl Keeper {
             }
             log::info!("{}: not mounted as a block device: {why}", volume.display());
             if mount.disk.is_none() {
-                keep.reacquire_guard(volume, VOLUME_RELEASE_TIMEOUT)?;
+                let guarded = keep.reacquire_guard(volume, VOLUME_RELEASE_TIMEOUT);
+                guarded.map_err(|busy| format!("{busy} (the kernel did not mount it: {why})"))?;
             }
             attach(None)
         })
