@@ -4,7 +4,7 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::volume::run_e2fsck;
@@ -12,6 +12,7 @@ use common::{
     Draconis, has_fuse, has_tool, is_installed, is_root, mke2fs, mounts_below, report_skipped,
     stop_process, unmount_by, wait_until,
 };
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// ENOTCONN, the error of a mount whose server is gone.
@@ -430,6 +431,13 @@ impl Drop for LoopDevice {
     }
 }
 
+impl LoopDevice {
+    fn attach(image: &Path) -> Self {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(image).output().unwrap();
+        Self(String::from_utf8(made.stdout).unwrap().trim().into())
+    }
+}
+
 #[test]
 fn mounted_block_device_is_exclusive() {
     if !is_root() || !has_fuse("block devices") || !is_installed("losetup") {
@@ -438,8 +446,7 @@ fn mounted_block_device_is_exclusive() {
     }
     let draconis = Draconis::new();
     let image = make_small_volume(&draconis, "a.img");
-    let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output().unwrap();
-    let device = LoopDevice(String::from_utf8(made.stdout).unwrap().trim().into());
+    let device = LoopDevice::attach(&image);
     let below = draconis.make_dir("below");
     for (options, kind) in
         [("rw,norestart", "fuseblk.draconis"), ("rw,norestart,nofuseblk", "fuse.draconis")]
@@ -462,6 +469,35 @@ fn mounted_block_device_is_exclusive() {
         let path = format!("{}:/new", device.0.display());
         assert_eq!(draconis.run_ok(["cat", &path]), options);
     }
+}
+
+/// The kernel may take its time to let go of the device of a dead mount. Here the test has it, for
+/// longer than a mount waits that replaces none.
+#[test]
+fn replacing_mount_waits_for_device() {
+    if !is_root() || !has_fuse("block devices") || !is_installed("losetup") {
+        report_skipped("loop devices need root and losetup");
+        return;
+    }
+    let draconis = Draconis::new();
+    let device = LoopDevice::attach(&make_small_volume(&draconis, "a.img"));
+    let options = "rw,norestart,nofuseblk";
+    let at = draconis.mount(&device.0, "at", options);
+    signal_process(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
+    wait_until_dead(&draconis);
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    let held = rustix::fs::open(&device.0, flags, Mode::empty()).unwrap();
+    let mut command = draconis.command();
+    command.args(["mount", "--replace", "-o", options]).args([&device.0, &at]);
+    let mut replacing = command.stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(replacing.try_wait().unwrap(), None, "it did not wait");
+    drop(held);
+    let output = replacing.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::write(at.join("new"), options).unwrap();
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+    run_e2fsck(&device.0);
 }
 
 #[test]

@@ -136,10 +136,11 @@ fn denied_changes_fail_at_once_and_commands_time_out() {
     let (server, denies) = server_with_disk();
     denies.store(true, Ordering::SeqCst);
     let begun = Instant::now();
-    let patient = BucketOptions { deadline: HANG_TIMEOUT * 2, ..options(true) };
+    let patient = BucketOptions { deadline: HANG_TIMEOUT, ..options(true) };
     let refused = open(&server, &denies, &patient).map(drop).unwrap_err();
     assert!(refused.to_string().contains("403 AccessDenied"), "{refused}");
-    assert!(begun.elapsed() < HANG_TIMEOUT, "{:?}", begun.elapsed());
+    // A first request that is repeated is repeated for 10 s.
+    assert!(begun.elapsed() < HANG_TIMEOUT / 4, "{:?}", begun.elapsed());
     denies.store(false, Ordering::SeqCst);
     let disk = open(&server, &denies, &options(false)).unwrap();
     disk.wait_durable(write(&disk, 0, 1)).unwrap();
@@ -161,13 +162,13 @@ fn close_during_outage_reports_unsent_data() {
     assert!(begun.elapsed() < HANG_TIMEOUT, "{:?}", begun.elapsed());
     let left = disk.close_error().unwrap();
     assert!(left.contains("4096 bytes") && left.contains("AccessDenied"), "{left}");
-    // A bucket that answers in time gets everything.
+    // A bucket that answers in time gets everything. The deadline leaves a busy machine time.
     denies.store(false, Ordering::SeqCst);
-    let patient = BucketOptions { deadline: HANG_TIMEOUT, ..options(true) };
+    let patient = BucketOptions { deadline: DEADLINE * 5, ..options(true) };
     let disk = open(&server, &denies, &patient).unwrap();
     disk.wait_durable(write(&disk, 0, 3)).unwrap();
     denies.store(true, Ordering::SeqCst);
-    write(&disk, 0, 4);
+    disk.wait_durable(write(&disk, 0, 4)).unwrap_err();
     let switch = denies.clone();
     let heals = std::thread::spawn(move || {
         std::thread::sleep(DEADLINE / 4);
