@@ -463,6 +463,8 @@ fn mounted_block_device_is_exclusive() {
             &device.0,
             &at,
         ));
+        // Nothing is left of the dead mount, which had the same device number.
+        assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 1, "{options}");
         std::fs::write(at.join("new"), options).unwrap();
         draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
         run_e2fsck(&device.0);

@@ -169,6 +169,9 @@ impl Manager {
         let cannot = |error| format!("cannot start a keeper: {error}");
         // Reserve first: two requests for one volume cannot both pass.
         let (id, keeper) = self.reserve_keeper(kept, replace)?;
+        if replace {
+            self.clear_dead_mounts(&keeper.mount.mount_point);
+        }
         let started = keeper.spawn_process().map_err(cannot).and_then(|()| {
             keeper.send_request(request, None).map_err(|why| format!("its keeper was lost: {why}"))
         });
@@ -179,6 +182,25 @@ impl Manager {
             self.remove_keeper(id);
         }
         started
+    }
+
+    /// Has the keepers of dead mounts on `mount_point` clear them, and thereby end: they could not
+    /// tell their mount from one that takes its place, with the same device number.
+    fn clear_dead_mounts(&self, mount_point: &Path) {
+        for keeper in self.keepers() {
+            if keeper.mount.mount_point != mount_point || !keeper.is_dead() {
+                continue;
+            }
+            let request = Request::Unmount { mount_point: mount_point.into(), force: false };
+            match keeper.send_request(&request, None) {
+                // The keeper of the next mount reports what is still there.
+                Ok(Reply::Failed { why }) => log::error!("{why}"),
+                Err(KeeperRequestError::Lost(error)) => {
+                    log::error!("{}: {error}", mount_point.display());
+                }
+                Ok(_) | Err(KeeperRequestError::Gone) => {}
+            }
+        }
     }
 
     /// Reserves an id and a table entry for a future mount.

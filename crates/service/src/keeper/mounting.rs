@@ -29,9 +29,9 @@ const NO_SYNC_NOTE: &str = "sync and syncfs do not reach this mount: the kernel 
                             changed is written after 200 ms of quiet";
 /// Timeout for an ending mount to release its volume and directory.
 const VOLUME_RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Timeout for the kernel to release the block device of a dead mount that was detached: it first
-/// writes back what it holds for the device.
-const DEAD_MOUNT_RELEASE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Timeout for the volume of a dead mount that is replaced: the kernel writes back what it holds for
+/// a block device before it releases it.
+const REPLACED_VOLUME_RELEASE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Resources of a mount that outlive its workers.
 pub(super) struct MountResources {
@@ -77,14 +77,11 @@ impl Keeper {
         let state = Mutex::new(state);
         let mount = Arc::new(Mount { volume, file, disk, identity, mount_point, options, state });
         self.register_mount(&mount)?;
-        let cleared = if replace { self.clear_dead_mount(&mount.mount_point) } else { Ok(false) };
+        let cleared = if replace { self.clear_dead_mount(&mount.mount_point) } else { Ok(()) };
+        let wait = if replace { REPLACED_VOLUME_RELEASE_TIMEOUT } else { VOLUME_RELEASE_TIMEOUT };
         let started = cleared
-            .and_then(|cleared| {
-                check_mount_point(&mount.mount_point)?;
-                let wait =
-                    if cleared { DEAD_MOUNT_RELEASE_TIMEOUT } else { VOLUME_RELEASE_TIMEOUT };
-                self.claim_volume(&mount, means, wait)
-            })
+            .and_then(|()| check_mount_point(&mount.mount_point))
+            .and_then(|()| self.claim_volume(&mount, means, wait))
             .and_then(|claimed| {
                 Ok((claimed, open_backing_files(&mount.file, &mount.options, mount.identity)?))
             })
@@ -125,17 +122,17 @@ impl Keeper {
         Ok(())
     }
 
-    /// Detaches a dead mount of ours, of any keeper. Returns whether there was one.
-    fn clear_dead_mount(&self, mount_point: &Path) -> Result<bool, String> {
+    /// Detaches a dead mount of ours whose keeper is gone or serves another manager.
+    fn clear_dead_mount(&self, mount_point: &Path) -> Result<(), String> {
         match mount_table::find_mount_at(mount_point) {
             Some(entry)
                 if entry.is_draconis()
                     && entry.probe_server() == mount_table::ServerState::Dead =>
             {
                 let detached = self.mounter.detach(mount_point, true);
-                detached.map(|()| true).map_err(|why| why.message(mount_point))
+                detached.map_err(|why| why.message(mount_point))
             }
-            _ => Ok(false),
+            _ => Ok(()),
         }
     }
 

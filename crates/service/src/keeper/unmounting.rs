@@ -78,6 +78,8 @@ impl Keeper {
             loop_device::wait_until_free(&device, LOOP_RELEASE_TIMEOUT);
         }
         if let MountPhase::Ended { why, dead: true } = mount.phase() {
+            // A mount that takes its place may have the same device number.
+            mount.state.lock().phase = MountPhase::Ended { why: why.clone(), dead: false };
             self.notify_waiters();
             return Ok(why);
         }
