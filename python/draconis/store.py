@@ -63,8 +63,9 @@ class Store:
 
         ``layout`` is ``"log"`` for disks on which distance costs time, ``"cow"`` for flash; else
         it is measured for about ten seconds, where the store is large enough to tell. ``sparse``
-        leaves a file one hole instead of writing it out. A store or an ext volume is only overwritten with ``force``,
-        anything else that is recognised only if ``force`` is its kind, such as ``"gpt"``.
+        leaves a file one hole instead of writing it out. A store or an ext volume is only
+        overwritten with ``force``, anything else that is recognised only if ``force`` is its kind,
+        such as ``"gpt"``.
         """
         _draconis.Store.create(path, size, layout, sparse, _force(force))
 
