@@ -4,6 +4,7 @@
 pub mod bucket;
 pub mod export;
 mod skipped;
+mod unmount;
 mod versitygw;
 pub mod volume;
 
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use draconis_device::Random;
 pub use skipped::report_skipped;
+use unmount::unmount_and_wait;
 
 /// Unmounts `at` by a program other than ours. Repeats that while the mount is busy: the status
 /// command of another test looks at all mounts, which makes each busy for a moment.
@@ -256,15 +258,7 @@ impl KernelMount {
 
 impl Drop for KernelMount {
     fn drop(&mut self) {
-        // A child of another test may hold our files between its fork and its exec.
-        for _ in 0..50 {
-            let done = Command::new("umount").arg("-q").arg(&self.at).status();
-            if done.is_ok_and(|status| status.success()) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+        unmount_and_wait(&self.at);
     }
 }
 

@@ -154,7 +154,7 @@ fn with_mount<T>(path: &Path, options: &str, work: impl FnOnce(&Path) -> T) -> O
     let mounted = Command::new("mount").args(["-o", options]).arg(path).arg(dir.path()).output();
     mounted.ok().filter(|output| output.status.success())?;
     let done = work(dir.path());
-    let _ = Command::new("umount").arg(dir.path()).status();
+    common::unmount_and_wait(dir.path());
     Some(done)
 }
 

@@ -3,6 +3,8 @@
 
 #[path = "../../../../tests/common/skipped.rs"]
 mod skipped;
+#[path = "../../../../tests/common/unmount.rs"]
+mod unmount;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,6 +19,7 @@ use draconis_ext::{Cookie, InodeNumber, OpenOptions, Volume};
 use draconis_types::Block;
 pub use skipped::report_skipped;
 use tempfile::TempDir;
+pub use unmount::unmount_and_wait;
 
 pub mod compare;
 pub mod cuts;
@@ -246,14 +249,6 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // A child of another test may hold our files between fork and exec.
-        for _ in 0..50 {
-            let done = Command::new("umount").arg("-q").arg(self.dir.path()).status();
-            if done.is_ok_and(|status| status.success()) {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        let _ = Command::new("umount").arg("-l").arg(self.dir.path()).status();
+        unmount_and_wait(self.dir.path());
     }
 }

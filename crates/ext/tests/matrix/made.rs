@@ -117,15 +117,7 @@ pub fn can_kernel_mount(image: &Image) -> Option<bool> {
         report_skipped("mounting needs root");
         return None;
     }
-    let dir = scratch_dir();
-    let mount = |words: &[&str]| {
-        std::process::Command::new("mount").args(words).arg(image.path()).arg(dir.path()).output()
-    };
-    let mounted = mount(&["-o", "loop"]).unwrap().status.success();
-    if mounted {
-        run_tool("umount", &[dir.path().to_str().unwrap()]);
-    }
-    Some(mounted)
+    Some(image.try_mount("loop").is_ok())
 }
 
 fn make_from_source(
