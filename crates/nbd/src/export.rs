@@ -240,6 +240,16 @@ impl Export {
         pieces: Vec<PrivateBuffer>,
         fua: bool,
     ) -> Result<(), ErrorCode> {
+        let last = self.submit_write(offset, pieces)?;
+        self.wait_written(last, fua)
+    }
+
+    /// Submits the writes of `pieces`, one after the other from `offset`; returns the last ticket.
+    pub(crate) fn submit_write(
+        &self,
+        offset: u64,
+        pieces: Vec<PrivateBuffer>,
+    ) -> Result<Option<Ticket>, ErrorCode> {
         let mut at = offset;
         let mut last = None;
         for piece in pieces {
@@ -247,11 +257,11 @@ impl Export {
             last = Some(self.write_piece(at, piece)?);
             at += len;
         }
-        self.wait_written(last, fua)
+        Ok(last)
     }
 
     /// Waits until every read sees the write `last`, or with `fua` until it is durable.
-    fn wait_written(&self, last: Option<Ticket>, fua: bool) -> Result<(), ErrorCode> {
+    pub(crate) fn wait_written(&self, last: Option<Ticket>, fua: bool) -> Result<(), ErrorCode> {
         let waited = match last {
             Some(ticket) if fua => self.wait_durable(ticket),
             Some(ticket) => self.disk.wait_visible(ticket),

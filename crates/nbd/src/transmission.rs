@@ -1,15 +1,21 @@
 //! Transmission: requests of one connection, carried out by several threads.
 //!
 //! Law 1: a thread holds the input while it reads a request, and the output while it writes a reply;
-//! it holds neither while it uses the disk.
+//! it holds no output while it uses the disk, and the input only as law 5 says.
 //! Law 2: a thread reads a payload only once its bytes fit into the connection's budget. The thread that
 //! waits for the budget has the input, so no more is read.
 //! Law 3: [`MAX_READERS`] threads at most want the input. The others sleep, and one of them is woken
 //! only if nobody is left to read: a request that takes microseconds keeps two threads busy, not 16.
+//! Law 4: small writes that have arrived together are one batch: written together, answered together.
+//! Each answer of its own would wake the client, and that takes longer than the write.
+//! Law 5: a thread keeps the input while it carries out a small request, if no other has arrived:
+//! waking the next reader takes longer. After one that took longer than [`MAX_QUICK_TIME`] it does
+//! not for [`SLOW_PERIOD_REQUESTS`]: the disk waits for a device, and requests must wait side by side.
 
 use std::io::{BufReader, IoSlice, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Scope;
+use std::time::{Duration, Instant};
 
 use draconis_types::PrivateBuffer;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -17,8 +23,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::export::split;
 use crate::wire::{
     self, BASE_ALLOCATION_ID, EXTENDED_REQUEST_BYTES, ErrorCode, Fields, Headers,
-    MAX_PAYLOAD_BYTES, REQUEST_BYTES, Request, STATE_HOLE_ZERO, STATUS_PAYLOAD_BYTES, chunk, cmd,
-    cmd_flag,
+    MAX_PAYLOAD_BYTES, Request, STATE_HOLE_ZERO, STATUS_PAYLOAD_BYTES, chunk, cmd, cmd_flag,
 };
 use crate::{ConnectionError, Export, Session};
 
@@ -30,6 +35,14 @@ pub const MAX_THREADS: usize = 16;
 const MAX_READERS: usize = 2;
 /// Stack of a thread, in bytes.
 const STACK_BYTES: usize = 1 << 20;
+/// Maximum writes of a batch.
+const MAX_BATCH_WRITES: usize = 32;
+/// Longest write that is taken into a batch.
+const MAX_BATCHED_BYTES: u64 = 16 << 10;
+/// Longest time that a request may take for the next ones to be taken for quick.
+const MAX_QUICK_TIME: Duration = Duration::from_micros(100);
+/// Number of requests after a slow one that are carried out side by side.
+const SLOW_PERIOD_REQUESTS: u32 = 1000;
 /// Shortest read whose holes are looked for: the answer costs less than the bytes.
 const MIN_HOLE_READ_BYTES: u64 = 64 << 10;
 
@@ -52,6 +65,8 @@ struct Input<R> {
     has_ended: bool,
     /// Reason, unless the client left.
     error: Option<ConnectionError>,
+    /// Number of requests that are still taken for slow ones.
+    slow_period: u32,
 }
 
 #[derive(Default)]
@@ -101,6 +116,16 @@ struct Job<'b> {
     _reservation: Option<Reservation<'b>>,
 }
 
+impl Job<'_> {
+    /// Returns true for a request that a page cache answers within microseconds, if no other
+    /// thread could carry out the next one meanwhile: writes come one after the other.
+    fn is_quick(&self, is_alone: bool) -> bool {
+        let Request { command, flags, len, .. } = self.request;
+        let waits = command == cmd::WRITE || command == cmd::READ && is_alone;
+        waits && len <= MAX_BATCHED_BYTES && flags & cmd_flag::FUA == 0
+    }
+}
+
 /// Contents of a reply.
 enum Reply {
     Done,
@@ -124,7 +149,7 @@ pub(crate) fn transmit<R: Read + Send, W: Write + Send>(
 ) -> Result<(), ConnectionError> {
     let shared = Shared {
         session,
-        input: Mutex::new(Input { stream: input, has_ended: false, error: None }),
+        input: Mutex::new(Input { stream: input, has_ended: false, error: None, slow_period: 0 }),
         output: Mutex::new(output),
         is_broken: AtomicBool::new(false),
         budget: Budget::default(),
@@ -141,17 +166,41 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
     fn serve_requests<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         loop {
             self.enter_input();
-            let job = self.read_job(self.input.lock());
-            let Some(job) = job else {
+            let jobs = self.serve_quick_requests(self.input.lock());
+            if jobs.is_empty() {
                 self.threads.lock().has_ended = true;
                 self.reader_needed.notify_all();
                 return;
-            };
+            }
             self.leave_input(scope);
-            let Job { request, payload, _reservation } = job;
-            let reply = self.carry_out(&request, payload);
-            self.send_reply(&request, reply);
+            self.serve(jobs);
         }
+    }
+
+    /// Carries out requests while it holds the input, as long as they are quick and no other has
+    /// arrived; returns the first for which another thread should read on, or nothing at the end.
+    fn serve_quick_requests(&self, mut input: MutexGuard<'_, Input<R>>) -> Vec<Job<'_>> {
+        loop {
+            let jobs = self.read_jobs(&mut input);
+            let is_alone = input.stream.buffer().is_empty();
+            if !jobs.iter().all(|job| job.is_quick(is_alone)) {
+                return jobs;
+            }
+            if jobs.is_empty() || input.slow_period > 0 {
+                input.slow_period = input.slow_period.saturating_sub(1);
+                return jobs;
+            }
+            let start = Instant::now();
+            self.serve(jobs);
+            if start.elapsed() > MAX_QUICK_TIME {
+                input.slow_period = SLOW_PERIOD_REQUESTS;
+            }
+        }
+    }
+
+    fn serve(&self, jobs: Vec<Job<'_>>) {
+        let replies = self.carry_out(jobs);
+        self.send_replies(&replies);
     }
 
     /// Waits while there are enough readers.
@@ -187,34 +236,55 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
         }
     }
 
-    /// Reads the next request and its payload; `None` once there are no more.
-    fn read_job(&self, mut input: MutexGuard<'_, Input<R>>) -> Option<Job<'_>> {
+    /// Reads the next request and its payload, or a batch; nothing once there are no more.
+    fn read_jobs(&self, input: &mut Input<R>) -> Vec<Job<'_>> {
+        let mut jobs = vec![];
         let is_broken = self.is_broken.load(Ordering::Relaxed);
         if input.has_ended || is_broken || self.session.export.is_stopping() {
-            return None;
+            return jobs;
         }
-        let job = self.read_from(&mut input.stream);
-        match job {
-            Ok(Some(job)) => Some(job),
-            Ok(None) => {
-                input.has_ended = true;
-                None
+        loop {
+            match self.read_from(&mut input.stream) {
+                Ok(Some(job)) => jobs.push(job),
+                Ok(None) => input.has_ended = true,
+                Err(error) => {
+                    input.has_ended = true;
+                    input.error = Some(error);
+                }
             }
-            Err(error) => {
-                input.has_ended = true;
-                input.error = Some(error);
-                None
+            let goes_on = !input.has_ended
+                && jobs.len() < MAX_BATCH_WRITES
+                && jobs.last().is_some_and(|job| self.is_batched(&job.request))
+                && self.has_batched_write(input.stream.buffer());
+            if !goes_on {
+                return jobs;
             }
         }
+    }
+
+    /// Returns true for a write that can be part of a batch.
+    fn is_batched(&self, request: &Request) -> bool {
+        request.command == cmd::WRITE
+            && request.len <= MAX_BATCHED_BYTES
+            && request.flags & cmd_flag::FUA == 0
+            && check_request(self.session, request).is_ok()
+    }
+
+    /// Returns true if `received` begins with a write for a batch and all its contents.
+    fn has_batched_write(&self, received: &[u8]) -> bool {
+        let headers = self.session.headers;
+        let Some(header) = received.get(..headers.request_bytes()) else { return false };
+        let request = Request::decode(header, headers);
+        request.is_ok_and(|request| {
+            let bytes = header.len() as u64 + request.payload_len;
+            self.is_batched(&request) && received.len() as u64 >= bytes
+        })
     }
 
     fn read_from(&self, stream: &mut BufReader<R>) -> Result<Option<Job<'_>>, ConnectionError> {
         let mut bytes = [0; EXTENDED_REQUEST_BYTES];
         let headers = self.session.headers;
-        let header = match headers {
-            Headers::Extended => &mut bytes[..],
-            _ => bytes.split_at_mut(REQUEST_BYTES).0,
-        };
+        let header = bytes.split_at_mut(headers.request_bytes()).0;
         // A client may also leave by closing the stream.
         if !read_exact_or_end(stream, header)? {
             return Ok(None);
@@ -255,9 +325,32 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
         Ok(Some(job))
     }
 
-    fn carry_out(&self, request: &Request, payload: Vec<PrivateBuffer>) -> Reply {
-        let done = check_request(self.session, request)
-            .and_then(|()| carry_out(self.session, request, payload));
+    /// Carries out one request or a batch.
+    fn carry_out<'j>(&self, jobs: Vec<Job<'j>>) -> Vec<(Request, Reply)> {
+        let export = &self.session.export;
+        if jobs.len() > 1 {
+            let submit = |job: Job<'j>| {
+                let Job { request, payload, _reservation } = job;
+                (request, export.submit_write(request.offset, payload), _reservation)
+            };
+            let submitted: Vec<_> = jobs.into_iter().map(submit).collect();
+            let wait = |(request, last, _reservation): (Request, Result<_, ErrorCode>, _)| {
+                let done = last.and_then(|last| export.wait_written(last, false));
+                (request, self.count(&request, done.map(|()| Reply::Done)))
+            };
+            return submitted.into_iter().map(wait).collect();
+        }
+        let carry_out = |job: Job<'j>| {
+            let Job { request, payload, _reservation } = job;
+            let done = check_request(self.session, &request)
+                .and_then(|()| carry_out(self.session, &request, payload));
+            (request, self.count(&request, done))
+        };
+        jobs.into_iter().map(carry_out).collect()
+    }
+
+    /// Counts a request that was carried out.
+    fn count(&self, request: &Request, done: Result<Reply, ErrorCode>) -> Reply {
         let bytes = |command| match done.is_ok() && request.command == command {
             true => request.len,
             false => 0,
@@ -266,28 +359,45 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
         done.unwrap_or_else(Reply::Error)
     }
 
-    fn send_reply(&self, request: &Request, reply: Reply) {
+    fn send_replies(&self, replies: &[(Request, Reply)]) {
+        let mut batch = vec![];
+        if replies.len() > 1 {
+            for (request, reply) in replies {
+                let _ = self.send_reply(&mut batch, request, reply);
+            }
+        }
+        let mut output = self.output.lock();
+        if self.is_broken.load(Ordering::Relaxed) {
+            return;
+        }
+        let sent = match replies {
+            [(request, reply)] => self.send_reply(&mut *output, request, reply),
+            _ => wire::write_all_parts(&mut *output, &mut [IoSlice::new(&batch)]),
+        };
+        if let Err(error) = sent {
+            log::debug!("a reply was not sent: {error}");
+            self.is_broken.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn send_reply(
+        &self,
+        output: &mut impl Write,
+        request: &Request,
+        reply: &Reply,
+    ) -> std::io::Result<()> {
         let headers = match self.session.headers {
             Headers::Structured if !matches!(request.command, cmd::READ | cmd::BLOCK_STATUS) => {
                 Headers::Simple
             }
             headers => headers,
         };
-        let mut output = self.output.lock();
-        if self.is_broken.load(Ordering::Relaxed) {
-            return;
-        }
-        let sent = match headers {
-            Headers::Simple => send_simple(&mut *output, request.cookie, &reply),
+        match headers {
+            Headers::Simple => send_simple(output, request.cookie, reply),
             _ => {
                 let Request { cookie, offset, .. } = *request;
-                let output = &mut *output;
-                ChunkWriter { output, headers, cookie, offset }.send_reply(&reply)
+                ChunkWriter { output, headers, cookie, offset }.send_reply(reply)
             }
-        };
-        if let Err(error) = sent {
-            log::debug!("a reply was not sent: {error}");
-            self.is_broken.store(true, Ordering::Relaxed);
         }
     }
 }

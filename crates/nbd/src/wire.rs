@@ -16,7 +16,7 @@ pub(crate) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 /// Maximum payload of a read or write: what clients assume of servers.
 pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
 /// Length of a request without its payload.
-pub(crate) const REQUEST_BYTES: usize = 28;
+const REQUEST_BYTES: usize = 28;
 /// Length of a request with extended headers, without its payload.
 pub(crate) const EXTENDED_REQUEST_BYTES: usize = 32;
 /// Length of the payload of BLOCK_STATUS that names one metadata context.
@@ -141,6 +141,16 @@ pub(crate) enum Headers {
     Structured,
     /// Extended requests and replies.
     Extended,
+}
+
+impl Headers {
+    /// Returns the length of a request's header.
+    pub(crate) fn request_bytes(self) -> usize {
+        match self {
+            Self::Simple | Self::Structured => REQUEST_BYTES,
+            Self::Extended => EXTENDED_REQUEST_BYTES,
+        }
+    }
 }
 
 /// A request, without its payload.

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use draconis_device::{Disk, Error, MemoryDisk, Properties, Random, Ticket};
+use draconis_device::{
+    Disk, Error, Group, MemoryDisk, Properties, Random, Refused, SubmitOptions, Ticket,
+};
 use draconis_nbd::{CloneSource, Connection, Export, MAX_OPTIONS};
 use parking_lot::Mutex;
 
@@ -37,6 +39,16 @@ fn memory_disk() -> MemoryDisk {
 
 fn export(disk: impl Disk + 'static) -> Export {
     Export::new("disk".into(), "a disk for tests".into(), Arc::new(disk))
+}
+
+fn encode_request(command: u16, flags: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
+    let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
+    bytes.extend(flags.to_be_bytes());
+    bytes.extend(command.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend(offset.to_be_bytes());
+    bytes.extend(len.to_be_bytes());
+    bytes
 }
 
 /// A client, and the thread that serves it.
@@ -116,12 +128,7 @@ impl Client {
     /// Sends a request without waiting for its reply.
     fn request(&mut self, command: u16, flags: u16, offset: u64, len: u32, payload: &[u8]) -> u64 {
         self.cookie += 1;
-        let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
-        bytes.extend(flags.to_be_bytes());
-        bytes.extend(command.to_be_bytes());
-        bytes.extend(self.cookie.to_be_bytes());
-        bytes.extend(offset.to_be_bytes());
-        bytes.extend(len.to_be_bytes());
+        let mut bytes = encode_request(command, flags, self.cookie, offset, len);
         bytes.extend(payload);
         self.send(&bytes);
         self.cookie
@@ -295,6 +302,130 @@ fn structured_replies() {
     assert_eq!(client.chunk().1, 0x8001);
     assert_eq!(client.call(WRITE, 0, 0, 1, b"x"), 0);
     assert_eq!(client.hang_up(), Ok(()));
+}
+
+/// A disk that refuses writes at some offsets.
+struct RefusesOdd(MemoryDisk);
+
+impl draconis_device::ForwardingDisk for RefusesOdd {
+    type Inner = MemoryDisk;
+
+    fn inner_disk(&self) -> &MemoryDisk {
+        &self.0
+    }
+
+    fn submit_with(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        terms: SubmitOptions,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        if chain[0].writes[0].at_bytes % 1024 == 512 {
+            return Err(Refused { payload: Some(chain), error: Error::ReadOnly });
+        }
+        self.0.submit_with(chain, after, terms)
+    }
+}
+
+/// A stream that was recorded, or takes what is written; counts calls.
+#[derive(Clone, Default)]
+struct Recorded(Arc<Mutex<(Vec<u8>, usize)>>);
+
+impl Write for Recorded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let mut taken = self.0.lock();
+        taken.0.extend(bytes);
+        taken.1 += 1;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn writes_that_arrive_together_are_answered_together() {
+    for (disk, wanted) in [
+        (Arc::new(memory_disk()) as Arc<dyn Disk>, [0, 0]),
+        (Arc::new(RefusesOdd(memory_disk())), [0, EPERM]),
+    ] {
+        let exports: Arc<[Export]> = Arc::new([Export::new("disk".into(), String::new(), disk)]);
+        let mut input = b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x04disk".to_vec();
+        for nth in 0..20 {
+            input.extend(encode_request(WRITE, 0, nth, nth * 512, 512));
+            input.extend([nth as u8 + 100; 512]);
+        }
+        // No part of the batch: FUA, and a write that is not all there.
+        input.extend(encode_request(WRITE, FUA, 20, 20 * 512, 512));
+        input.extend([120; 512]);
+        input.extend(encode_request(WRITE, 0, 21, 21 * 512, 512));
+        input.extend([121; 500]);
+        let output = Recorded::default();
+        let mut connection = Connection::new(&input[..], output.clone());
+        let session = connection.negotiate(&exports).unwrap().unwrap();
+        let (negotiated, calls) = output.0.lock().clone();
+        let error = connection.transmit(&session).unwrap_err();
+        assert!(error.to_string().contains("failed to fill"), "{error}");
+        let (replies, all_calls) = output.0.lock().clone();
+        assert_eq!(all_calls - calls, 2, "one for the batch, one for FUA");
+        let mut answered: Vec<u64> = vec![];
+        for reply in replies[negotiated.len()..].chunks(16) {
+            let cookie = u64::from_be_bytes(reply[8..].try_into().unwrap());
+            assert_eq!(reply[4..8], wanted[cookie as usize % 2].to_be_bytes(), "{cookie}");
+            answered.push(cookie);
+        }
+        answered.sort_unstable();
+        assert!(answered.iter().copied().eq(0..=20), "{answered:?}");
+        let mut client = Client::choose(&exports, false);
+        for nth in 0..22 {
+            let is_written = nth <= 20 && wanted[nth as usize % 2] == 0;
+            let value = if is_written { nth + 100 } else { nth } as u8;
+            assert_eq!(client.read(nth * 512, 512), [value; 512], "{nth}");
+        }
+        assert_eq!(client.leave(), Ok(()));
+    }
+}
+
+#[test]
+fn batches_of_every_kind_of_write() {
+    let exports = one(memory_disk());
+    let mut client = Client::choose(&exports, false);
+    let mut dice = Random::new(5);
+    let mut wanted = client.read(0, DISK_BYTES as u32);
+    for round in 0..60 {
+        let (mut bytes, mut errors) = (vec![], std::collections::BTreeMap::new());
+        // Requests in flight must not overlap: their order is open.
+        let mut at = dice.next_below(3000);
+        for _ in 0..dice.next_below(70) {
+            client.cookie += 1;
+            let longest = [600, 5000, 40_000][dice.next_below(3) as usize];
+            let len = 1 + dice.next_below(longest);
+            let flags = if dice.next_below(9) == 0 { FUA } else { 0 };
+            let value = dice.next_below(256) as u8;
+            bytes.extend(encode_request(WRITE, flags, client.cookie, at, len as u32));
+            bytes.extend(vec![value; len as usize]);
+            let room = wanted.get_mut(at as usize..(at + len) as usize);
+            errors.insert(client.cookie, if room.is_some() { 0 } else { ENOSPC });
+            if let Some(room) = room {
+                room.fill(value);
+            }
+            at += len + dice.next_below(2000);
+        }
+        let mut stream = client.stream.try_clone().unwrap();
+        let sender = std::thread::spawn(move || {
+            for piece in bytes.chunks(30_000) {
+                stream.write_all(piece).unwrap();
+            }
+        });
+        while !errors.is_empty() {
+            let (error, cookie) = client.simple_reply();
+            assert_eq!(errors.remove(&cookie), Some(error), "round {round}");
+        }
+        sender.join().unwrap();
+        assert!(client.read(0, DISK_BYTES as u32) == wanted, "round {round}");
+    }
+    assert_eq!(client.leave(), Ok(()));
 }
 
 /// A disk that is only read.
