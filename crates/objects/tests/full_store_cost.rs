@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{
-    Counters, CreateOptions, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile,
-    Store, Ticket,
+    Counters, CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions,
+    Profile, Store, Ticket,
 };
 use draconis_testkit::sim::SimDisk;
 
@@ -200,4 +200,33 @@ fn long_groups_leave_no_larger_backlog() {
     let (short, long) = (most_pending(10), most_pending(1000));
     println!("{short} and {long} pairs pending");
     assert!(long < short * 3 / 2, "{long} pairs pending, {short} after short groups");
+}
+
+/// Segments of long payloads have unused ends, in which no other fits. Cleaning them gains nothing;
+/// each refused group would write the store anew.
+#[test]
+fn refused_groups_clean_nothing_in_vain() {
+    const SEGMENT_BYTES: u32 = 64 << 10;
+    for layout in [LayoutKind::Log, LayoutKind::Cow] {
+        let (disk, _) = SimDisk::ssd(12 << 20, 1);
+        let (store, id) = store_with_object(layout, disk.clone(), SEGMENT_BYTES);
+        let write = |at: u64, len: usize| {
+            let mut group = Group::new();
+            group.write(id, at, &vec![7; len]);
+            store.submit(group, &[]).map(drop).map_err(|refused| refused.error)
+        };
+        (0..4).for_each(|nth| write(nth << 20, 1 << 20).unwrap());
+        store.sync().unwrap();
+        let before = disk.statistics().written_bytes;
+        for nth in 0..20 {
+            // It succeeds, so that the refusal is not known from before.
+            write(nth << 12, 512).unwrap();
+            let refused = write(4 << 20, 4 << 20);
+            assert!(matches!(refused, Err(Error::NoSpace { .. })), "{refused:?}");
+        }
+        store.sync().unwrap();
+        let written = disk.statistics().written_bytes - before;
+        println!("{layout}: {written} bytes written");
+        assert!(written < 4 << 20, "{written} bytes written for 20 small groups, {layout}");
+    }
 }

@@ -120,11 +120,15 @@ impl Core {
             || bytes.saturating_add(self.merge_reserve_bytes()) <= capacity
     }
 
-    /// Returns the segments that a group of so many bytes takes. The unused end of each is shorter
-    /// than the next payload.
-    fn segments_needed(&self, bytes: u64) -> usize {
+    /// Returns the longest unused end of a full segment: it is shorter than the next payload.
+    fn longest_gap_bytes(&self) -> u64 {
         let pages = u64::from(self.checkpoints.superblock.geometry.page_bytes).saturating_mul(2);
-        let gap = pages.saturating_add(self.log.payload_max() as u64);
+        pages.saturating_add(self.log.payload_max() as u64)
+    }
+
+    /// Returns the segments that a group of so many bytes takes.
+    fn segments_needed(&self, bytes: u64) -> usize {
+        let gap = self.longest_gap_bytes();
         let usable = self.segment_bytes().saturating_sub(gap).max(self.segment_bytes() / 4);
         to_usize_saturating(bytes.div_ceil(usable))
     }
@@ -319,8 +323,12 @@ impl Core {
     /// segments that still have many live bytes.
     fn find_best_segment(&self, all: bool) -> Option<u32> {
         let len = u64::from(self.log.segments.geometry.segment_bytes);
+        let gap = self.longest_gap_bytes();
         let worth = |(number, segment): (u32, &Segment)| {
             let used = segment.rewrite_bytes();
+            // What cleaning cannot gain: a copy has an unused end, too.
+            let end = len.saturating_sub(segment.used.into());
+            let filled = if end < gap { len.saturating_sub(end) } else { len };
             let is_candidate = segment.state == SegmentState::Closed
                 && number < self.log.segments.end
                 && !segment.is_bad
@@ -328,7 +336,7 @@ impl Core {
                 && (all || !segment.is_index || used < len / 16)
                 && !self.is_cleaned(number);
             let age = self.log.clock.saturating_sub(segment.closed).max(1);
-            (is_candidate && used < len.saturating_sub(len / 64))
+            (is_candidate && used < filled.saturating_sub(len / 64))
                 .then(|| (self.log.layout.cleaning_benefit(used, len, age), number))
         };
         let worths = (0..).zip(&self.log.segments.all).filter_map(worth);
