@@ -20,9 +20,8 @@ pub fn unmount_and_wait(at: &Path) {
     }
     let device = number(at).and_then(find_device);
     let until = Instant::now() + RELEASE_TIMEOUT;
-    let is_unmounted = || {
-        Command::new("umount").arg("-q").arg(at).status().is_ok_and(|status| status.success())
-    };
+    let is_unmounted =
+        || Command::new("umount").arg("-q").arg(at).status().is_ok_and(|status| status.success());
     while !is_unmounted() {
         if Instant::now() >= until {
             eprintln!("{} is still busy", at.display());
