@@ -154,6 +154,11 @@ impl Export {
         activity.written_bytes += written_bytes;
     }
 
+    /// Returns true if a request can wait until a server is back.
+    pub(crate) fn can_be_unreachable(&self) -> bool {
+        self.disk.can_be_unreachable()
+    }
+
     pub(crate) fn is_rotational(&self) -> bool {
         self.properties.rotational
     }

@@ -11,6 +11,7 @@
 //! Law 5: a thread keeps the input while it carries out a small request, if no other has arrived:
 //! waking the next reader takes longer. After one that took longer than [`MAX_QUICK_TIME`] it does
 //! not for [`SLOW_PERIOD_REQUESTS`]: the disk waits for a device, and requests must wait side by side.
+//! It never does for a disk that can be unreachable: what needs no network is answered meanwhile.
 
 use std::io::{BufReader, IoSlice, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -183,7 +184,9 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
         loop {
             let jobs = self.read_jobs(&mut input);
             let is_alone = input.stream.buffer().is_empty();
-            if !jobs.iter().all(|job| job.is_quick(is_alone)) {
+            if self.session.export.can_be_unreachable()
+                || !jobs.iter().all(|job| job.is_quick(is_alone))
+            {
                 return jobs;
             }
             if jobs.is_empty() || input.slow_period > 0 {

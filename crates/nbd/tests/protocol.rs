@@ -455,6 +455,39 @@ fn read_only_export_refuses_changes() {
     assert_eq!(client.leave(), Ok(()));
 }
 
+/// A disk in a bucket that is away: writes wait until the test lets them go on.
+struct Away(MemoryDisk, Mutex<Receiver<()>>);
+
+impl draconis_device::ForwardingDisk for Away {
+    type Inner = MemoryDisk;
+
+    fn inner_disk(&self) -> &MemoryDisk {
+        &self.0
+    }
+
+    fn can_be_unreachable(&self) -> bool {
+        true
+    }
+
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
+        self.1.lock().recv().unwrap();
+        Disk::wait_visible(&self.0, ticket)
+    }
+}
+
+#[test]
+fn reads_are_answered_while_a_write_waits_for_a_bucket() {
+    let (let_go, waits) = channel();
+    let exports = one(Away(memory_disk(), Mutex::new(waits)));
+    let mut client = Client::choose(&exports, false);
+    let written = client.request(WRITE, 0, 4096, 3, b"new");
+    assert_eq!(client.read(512, 2), [1, 1]);
+    let_go.send(()).unwrap();
+    assert_eq!(client.simple_reply(), (0, written));
+    assert_eq!(client.read(4096, 4), [b'n', b'e', b'w', 8]);
+    assert_eq!(client.leave(), Ok(()));
+}
+
 /// A disk whose flushes wait until the test lets them go on.
 struct SlowFlush(MemoryDisk, Mutex<Receiver<()>>);
 
