@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use draconis_device::Random;
 pub use skipped::report_skipped;
-use unmount::unmount_and_wait;
+pub use unmount::unmount_and_wait;
 
 /// Unmounts `at` by a program other than ours. Repeats that while the mount is busy: the status
 /// command of another test looks at all mounts, which makes each busy for a moment.

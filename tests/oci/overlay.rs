@@ -8,7 +8,9 @@ use std::process::Command;
 use draconis_device::Random;
 
 use crate::build::{self, OciLayout, create_tar, run_and_capture, write_docker_archive};
-use crate::common::{Draconis, FileProperties, assert_same_trees, has_root, report_skipped};
+use crate::common::{
+    Draconis, FileProperties, assert_same_trees, has_root, report_skipped, unmount_and_wait,
+};
 use crate::{merged_tree_properties, run_e2fsck, volume_tree_properties};
 
 /// An overlay mount, unmounted on drop.
@@ -46,7 +48,7 @@ impl OverlayMount {
 
 impl Drop for OverlayMount {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.at).status();
+        unmount_and_wait(&self.at);
     }
 }
 

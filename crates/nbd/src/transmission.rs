@@ -8,8 +8,8 @@
 //! only if nobody is left to read: a request that takes microseconds keeps two threads busy, not 16.
 //! Law 4: small writes that have arrived together are one batch: written together, answered together.
 //! Each answer of its own would wake the client, and that takes longer than the write.
-//! Law 5: a thread keeps the input while it carries out a small request, if no other has arrived:
-//! waking the next reader takes longer. After one that took longer than [`MAX_QUICK_TIME`] it does
+//! Law 5: a thread keeps the input while it carries out small writes, or a small read if no other
+//! request has arrived: waking the next reader takes longer. After one that took longer than [`MAX_QUICK_TIME`] it does
 //! not for [`SLOW_PERIOD_REQUESTS`]: the disk waits for a device, and requests must wait side by side.
 //! It never does for a disk that can be unreachable: what needs no network is answered meanwhile.
 
@@ -38,8 +38,8 @@ const MAX_READERS: usize = 2;
 const STACK_BYTES: usize = 1 << 20;
 /// Maximum writes of a batch.
 const MAX_BATCH_WRITES: usize = 32;
-/// Longest write that is taken into a batch.
-const MAX_BATCHED_BYTES: u64 = 16 << 10;
+/// Longest contents of a small request: only small writes are taken into a batch.
+const MAX_SMALL_BYTES: u64 = 16 << 10;
 /// Longest time that a request may take for the next ones to be taken for quick.
 const MAX_QUICK_TIME: Duration = Duration::from_micros(100);
 /// Number of requests after a slow one that are carried out side by side.
@@ -118,12 +118,12 @@ struct Job<'b> {
 }
 
 impl Job<'_> {
-    /// Returns true for a request that a page cache answers within microseconds, if no other
-    /// thread could carry out the next one meanwhile: writes come one after the other.
+    /// Returns true for a request that a page cache answers within microseconds, and beside which
+    /// no other could be carried out: a disk makes one write after the other.
     fn is_quick(&self, is_alone: bool) -> bool {
         let Request { command, flags, len, .. } = self.request;
-        let waits = command == cmd::WRITE || command == cmd::READ && is_alone;
-        waits && len <= MAX_BATCHED_BYTES && flags & cmd_flag::FUA == 0
+        let has_none_beside = command == cmd::WRITE || command == cmd::READ && is_alone;
+        has_none_beside && len <= MAX_SMALL_BYTES && flags & cmd_flag::FUA == 0
     }
 }
 
@@ -178,8 +178,8 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
         }
     }
 
-    /// Carries out requests while it holds the input, as long as they are quick and no other has
-    /// arrived; returns the first for which another thread should read on, or nothing at the end.
+    /// Carries out requests while it holds the input, as long as they are quick; returns the first
+    /// during which another thread should read on, or nothing at the end.
     fn serve_quick_requests(&self, mut input: MutexGuard<'_, Input<R>>) -> Vec<Job<'_>> {
         loop {
             let jobs = self.read_jobs(&mut input);
@@ -268,7 +268,7 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
     /// Returns true for a write that can be part of a batch.
     fn is_batched(&self, request: &Request) -> bool {
         request.command == cmd::WRITE
-            && request.len <= MAX_BATCHED_BYTES
+            && request.len <= MAX_SMALL_BYTES
             && request.flags & cmd_flag::FUA == 0
             && check_request(self.session, request).is_ok()
     }
@@ -277,10 +277,9 @@ impl<R: Read + Send, W: Write + Send> Shared<'_, R, W> {
     fn has_batched_write(&self, received: &[u8]) -> bool {
         let headers = self.session.headers;
         let Some(header) = received.get(..headers.request_bytes()) else { return false };
-        let request = Request::decode(header, headers);
-        request.is_ok_and(|request| {
-            let bytes = header.len() as u64 + request.payload_len;
-            self.is_batched(&request) && received.len() as u64 >= bytes
+        let contents = received.len() - header.len();
+        Request::decode(header, headers).is_ok_and(|request| {
+            self.is_batched(&request) && request.payload_len <= contents as u64
         })
     }
 

@@ -17,6 +17,17 @@ const PAYLOAD_LEN: u16 = 32;
 const EINVAL: u8 = 22;
 const ENOSPC: u8 = 28;
 
+fn encode_request(command: u16, flags: u16, offset: u64, len: u64) -> Vec<u8> {
+    let mut bytes = vec![0x21, 0xe4, 0x1c, 0x71];
+    bytes.extend(flags.to_be_bytes());
+    bytes.extend(command.to_be_bytes());
+    bytes.extend(b"a cookie");
+    bytes.extend(offset.to_be_bytes());
+    bytes.extend(len.to_be_bytes());
+    assert_eq!(bytes.len(), 32);
+    bytes
+}
+
 struct Client {
     stream: UnixStream,
     server: std::thread::JoinHandle<Result<(), String>>,
@@ -81,15 +92,7 @@ impl Client {
     }
 
     fn request(&mut self, command: u16, flags: u16, offset: u64, len: u64, payload: &[u8]) {
-        let mut bytes = vec![0x21, 0xe4, 0x1c, 0x71];
-        bytes.extend(flags.to_be_bytes());
-        bytes.extend(command.to_be_bytes());
-        bytes.extend(b"a cookie");
-        bytes.extend(offset.to_be_bytes());
-        bytes.extend(len.to_be_bytes());
-        assert_eq!(bytes.len(), 32);
-        bytes.extend(payload);
-        self.send(&bytes);
+        self.send(&[&encode_request(command, flags, offset, len), payload].concat());
     }
 
     fn chunk(&mut self) -> Chunk {
@@ -207,6 +210,21 @@ impl draconis_device::ForwardingDisk for Huge {
         at: draconis_device::Extent,
     ) -> Result<draconis_device::AllocationRun, draconis_device::Error> {
         Ok(draconis_device::AllocationRun { len_bytes: at.len_bytes, is_hole: true })
+    }
+}
+
+#[test]
+fn longest_payload_after_a_small_write_closes_the_connection() {
+    for len in [u64::MAX, u64::MAX - 31, 1 << 63, (1 << 26) + 1] {
+        let mut client = Client::choose(memory_disk());
+        let small = encode_request(1, PAYLOAD_LEN, 4096, 4);
+        let longest = encode_request(1, PAYLOAD_LEN, 0, len);
+        client.send(&[&small[..], b"abcd", &small, b"efgh", &longest, &[7; 100]].concat());
+        for _ in 0..2 {
+            assert_eq!(client.chunk(), (1, 0, 4096, vec![]), "{len}");
+        }
+        let error = client.server.join().unwrap().unwrap_err();
+        assert!(error.contains("a payload that is too long"), "{len}: {error}");
     }
 }
 

@@ -118,7 +118,7 @@ pub(super) fn run(arguments: &CrashArguments, len: u32) -> anyhow::Result<()> {
             }
             _ => (CrashStates::new, events),
         };
-        // Every sequence makes the same files first.
+        // Every sequence makes the same files first; only snapshots depend on its number.
         let skips_start = protocol == ConsistencyProtocol::Store
             && !arguments.which.unsynced
             && !number.is_multiple_of(START_EVERY);

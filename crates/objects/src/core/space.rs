@@ -327,8 +327,8 @@ impl Core {
         let worth = |(number, segment): (u32, &Segment)| {
             let used = segment.rewrite_bytes();
             // What cleaning cannot gain: a copy has an unused end, too.
-            let end = len.saturating_sub(segment.used.into());
-            let filled = if end < gap { len.saturating_sub(end) } else { len };
+            let frames = u64::from(segment.used);
+            let filled = if len.saturating_sub(frames) < gap { frames } else { len };
             let is_candidate = segment.state == SegmentState::Closed
                 && number < self.log.segments.end
                 && !segment.is_bad
