@@ -547,7 +547,7 @@ mod tests {
         let is_there = |name| std::process::Command::new(name).arg("-V").output().is_ok();
         let both = is_there("mke2fs") && is_there("e2fsck");
         if !both {
-            crate::skipped::report_skipped(
+            draconis_testkit::report_skipped(
                 "volumes with journals are made by mke2fs, of e2fsprogs",
             );
         }

@@ -31,9 +31,6 @@ mod pressure;
 mod report;
 mod results;
 mod runner;
-#[cfg(test)]
-#[path = "../../tests/common/skipped.rs"]
-mod skipped;
 mod stats;
 mod stop;
 mod store_crash;

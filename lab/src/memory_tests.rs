@@ -23,7 +23,7 @@ struct TestMount {
 
 fn mount_memory_tree(write_back: bool) -> Option<TestMount> {
     if !rustix::process::geteuid().is_root() || File::open("/dev/fuse").is_err() {
-        crate::skipped::report_skipped("mounting needs root and /dev/fuse");
+        draconis_testkit::report_skipped("mounting needs root and /dev/fuse");
         return None;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,5 @@
 //! The lab judged by answers that are known, and by what it leaves behind.
 
-#[path = "../../tests/common/skipped.rs"]
-mod skipped;
-
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -335,7 +332,7 @@ fn report_renders_in_browser() {
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let there = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
     let Some(browser) = names.iter().find(there) else {
-        skipped::report_skipped("no chromium here to draw the report with");
+        draconis_testkit::report_skipped("no chromium here to draw the report with");
         return;
     };
     let dir = tempfile::tempdir().unwrap();

@@ -4,8 +4,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use super::versitygw::find_versitygw;
 use super::{Draconis, has_tool, report_skipped, wait_until};
+use draconis_testkit::find_versitygw;
 
 /// Location of a store, and the environment of commands that access it.
 pub struct TestBucket {

@@ -3,9 +3,6 @@
 
 pub mod bucket;
 pub mod export;
-mod skipped;
-mod unmount;
-mod versitygw;
 pub mod volume;
 
 use std::collections::BTreeMap;
@@ -15,11 +12,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use draconis_device::Random;
-pub use skipped::report_skipped;
-pub use unmount::unmount_and_wait;
+pub use draconis_testkit::wait::wait_until;
+pub use draconis_testkit::{report_skipped, unmount_and_wait};
 
 /// Unmounts `at` by a program other than ours. Repeats that while the mount is busy: the status
 /// command of another test looks at all mounts, which makes each busy for a moment.
@@ -423,16 +420,6 @@ pub fn assert_same_trees(
     }
     assert!(different.is_empty(), "{}", different.join("\n"));
     assert_eq!(ours.len(), theirs.len());
-}
-
-/// Waits until `done`, at most a minute; long enough even for a machine under heavy
-/// load.
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < until, "{what} did not come true");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Stops a process, and waits until each thread has stopped: one on another CPU may still answer

@@ -1,8 +1,6 @@
 //! A journal for a bucket: it has awaited data while the bucket is away, and uploads it later.
 //! Without the journal, opening is refused with its path. No journal file causes a panic.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,7 +10,7 @@ use draconis_device::{Disk, Error, Extent, Group, MemoryDisk, Random, Write};
 use draconis_testkit::{Fault, FaultDisk, FaultTarget, conform};
 use draconis_types::Block;
 
-use common::UnreachableBucket;
+use crate::common::UnreachableBucket;
 
 const LEN_BYTES: u64 = 1 << 20;
 const JOURNAL_BYTES: usize = 256 << 10;

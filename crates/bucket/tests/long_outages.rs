@@ -1,13 +1,11 @@
 //! A bucket that is away for an hour, for a writer and for a follower. The hour is simulated: the
 //! test makes as many attempts as both make in an hour, with shorter pauses between them.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::UnreachableBucket;
+use crate::common::UnreachableBucket;
 use draconis_bucket::{BucketDisk, BucketOptions, MemoryBucket};
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{CreateOptions, Error, LayoutKind, OpenOptions, Profile, Store};

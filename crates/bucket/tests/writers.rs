@@ -1,8 +1,6 @@
 //! Several writers of one bucket: one has it, the others are fenced; readers disturb none; a bucket
 //! without the guarantees gets no store.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +11,7 @@ use draconis_bucket::{
 use draconis_device::{Disk, Error, Extent, Group, Write};
 use draconis_types::Block;
 
-use common::UnreachableBucket;
+use crate::common::UnreachableBucket;
 
 const LEN_BYTES: u64 = 1 << 20;
 

@@ -1,13 +1,10 @@
 //! The header is what cbindgen makes of the sources, and a program in C that uses all of it works:
 //! strictly compiled, by itself and under valgrind.
 
-#[path = "../../../tests/common/skipped.rs"]
-mod skipped;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use skipped::report_skipped;
+use draconis_testkit::report_skipped;
 
 /// A program that can be started.
 fn is_installed(program: &str) -> bool {

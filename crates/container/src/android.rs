@@ -164,7 +164,7 @@ impl ImageMap for AndroidSparseImage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{memory_disk, read_all, sample_contents, skipped};
+    use crate::tests::{memory_disk, read_all, sample_contents};
 
     #[test]
     fn split_image_is_joined_like_simg2img() {
@@ -177,7 +177,7 @@ mod tests {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         };
         if std::process::Command::new("simg2simg").output().is_err() {
-            skipped::report_skipped("split Android images need simg2simg and simg2img");
+            draconis_testkit::report_skipped("split Android images need simg2simg and simg2img");
             return;
         }
         run(

@@ -277,7 +277,6 @@ impl<R: BufRead> Read for Zstd<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::skipped;
 
     fn decompress_all(packed: &[u8]) -> Result<Vec<u8>> {
         let packing = Compression::detect(packed).expect("it is packed");
@@ -344,7 +343,9 @@ mod tests {
                 std::process::Command::new(program).arg(option).arg(path).output()
             };
             let Ok(packed) = run("-c", &plain) else {
-                skipped::report_skipped("padding behind compressed files needs gzip, xz and zstd");
+                draconis_testkit::report_skipped(
+                    "padding behind compressed files needs gzip, xz and zstd",
+                );
                 continue;
             };
             let (packed, second) = (packed.stdout, run("-c", &plain).unwrap().stdout);

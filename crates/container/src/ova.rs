@@ -128,7 +128,7 @@ mod tests {
     use draconis_device::Random;
     use draconis_types::Block;
 
-    use crate::tests::{convert_with_qemu_img, memory_disk, read_all, sample_contents, skipped};
+    use crate::tests::{convert_with_qemu_img, memory_disk, read_all, sample_contents};
     use crate::{Format, open, open_for_writing};
 
     /// Builds an archive of a machine with disks of these names and lengths.
@@ -145,7 +145,7 @@ mod tests {
         let mut tar = Command::new("tar");
         tar.args([&format!("--format={format}"), "-cf", "vm.ova", "vm.ovf"]).args(names);
         let Ok(output) = tar.current_dir(dir.path()).output() else {
-            skipped::report_skipped("OVA archives need tar");
+            draconis_testkit::report_skipped("OVA archives need tar");
             return None;
         };
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

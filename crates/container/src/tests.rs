@@ -9,9 +9,6 @@ use draconis_types::Block;
 
 use crate::{Error, Format, UnsupportedFeature, open, open_for_writing};
 
-#[path = "../../../tests/common/skipped.rs"]
-pub(crate) mod skipped;
-
 pub(crate) fn memory_disk(mut bytes: Vec<u8>) -> Arc<dyn Disk> {
     bytes.resize(bytes.len().next_multiple_of(512), 0);
     Arc::new(MemoryDisk::new(bytes, 512))
@@ -57,7 +54,7 @@ pub(crate) fn convert_with_qemu_img(dir: &Path, raw: &[u8], arguments: &[&str]) 
     let mut command = Command::new("qemu-img");
     command.args(["convert", "-f", "raw"]).args(arguments).arg(&from).arg(&to);
     let Ok(output) = command.output() else {
-        skipped::report_skipped("images of other programs need qemu-img");
+        draconis_testkit::report_skipped("images of other programs need qemu-img");
         return None;
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -56,9 +56,6 @@ mod raw;
 mod readers;
 mod remote;
 pub mod sector_map;
-#[cfg(test)]
-#[path = "../../../tests/common/skipped.rs"]
-mod skipped;
 mod sub_disk;
 mod uring;
 mod writer;

@@ -394,7 +394,7 @@ mod tests {
                 flushes: AtomicU64::new(0),
             };
             let Ok(mut ring) = WriteRing::start(&file_of_disk, with_pool) else {
-                crate::skipped::report_skipped("no io_uring here");
+                draconis_testkit::report_skipped("no io_uring here");
                 return;
             };
             // More than there are slots, in several parts, some too long for one.

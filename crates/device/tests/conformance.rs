@@ -5,7 +5,7 @@ use std::any::Any;
 use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -486,8 +486,7 @@ fn session_config() -> SessionConfig {
 
 fn spawn_child(role: &str, image: &Path) -> (Arc<Session>, Child) {
     let (offer, socket) = session::offer(&session_config()).unwrap();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
+    let child = draconis_testkit::child_test!(child_entry)
         .env(ROLE_VARIABLE, role)
         .env(IMAGE_VARIABLE, image)
         .stdin(socket)

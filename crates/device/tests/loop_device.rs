@@ -1,8 +1,5 @@
 //! Tests on a real block device. They need root and a loop device, and report if they are skipped.
 
-#[path = "../../../tests/common/skipped.rs"]
-mod skipped;
-
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -25,7 +22,9 @@ impl LoopDevice {
         match path {
             Some(path) => Some(Self(path.trim().into())),
             None => {
-                skipped::report_skipped(format_args!("{test} needs root and a loop device"));
+                draconis_testkit::report_skipped(format_args!(
+                    "{test} needs root and a loop device"
+                ));
                 None
             }
         }
@@ -69,7 +68,9 @@ fn discard_frees_backing_file_space() {
 
         let disk = FileDisk::open_discarding(&device.0, options).unwrap();
         if !disk.properties().discards {
-            skipped::report_skipped(format_args!("{test} needs a loop device that discards"));
+            draconis_testkit::report_skipped(format_args!(
+                "{test} needs a loop device that discards"
+            ));
             return;
         }
         let discarded = Extent::new(1 << 20, 2 << 20);

@@ -1,12 +1,10 @@
 //! Conformance suite, run over every transport.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     TEST_TIMEOUT, name, test_deadline,
-    transport::{Lanes, Processes, Role, TestTransport, Threads, run_if_child},
+    transport::{Lanes, Processes, Role, TestTransport, Threads},
 };
 use draconis_exchange::{
     channel::{ChannelError, RpcClient},
@@ -19,11 +17,6 @@ use draconis_exchange::{
     },
 };
 use draconis_types::{Node, Refusal};
-
-#[test]
-fn child_entry() {
-    run_if_child();
-}
 
 /// Runs every test over every transport.
 macro_rules! conform {

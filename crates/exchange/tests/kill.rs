@@ -1,22 +1,15 @@
 //! A server process is killed at any moment: its client gets an error, and every byte returns.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     TEST_TIMEOUT, test_deadline,
-    transport::{LANES, assert_all_blocks_returned, run_if_child, spawn_child},
+    transport::{LANES, assert_all_blocks_returned, spawn_child},
 };
 use draconis_exchange::{
     channel::{ChannelError, RpcClient},
     contract::file::{self, CachingReader, File, ReadError},
 };
-
-#[test]
-fn child_entry() {
-    run_if_child();
-}
 
 /// Arguments of a child that serves [`common::transport::HelloFile`]; see `run_if_child`.
 const HELLO_ROLE: &str = "File hello 0";

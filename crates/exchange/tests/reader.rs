@@ -1,13 +1,11 @@
 //! Tests of the caching reader: it reads what a message would return, with fewer messages, over
 //! both transports.
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{TEST_TIMEOUT, test_deadline, transport::assert_all_blocks_returned};
+use crate::common::{TEST_TIMEOUT, test_deadline, transport::assert_all_blocks_returned};
 use draconis_exchange::channel::session::{self, SessionConfig};
 use draconis_exchange::channel::{self, ChangeNotifier, ChannelError, Client, Server};
 use draconis_exchange::contract::file::{
@@ -17,11 +15,6 @@ use draconis_exchange::heap::arena::SlotClass;
 use draconis_types::Block;
 use draconis_types::{Attributes, Refusal};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
-
-#[test]
-fn child_entry() {
-    common::transport::run_if_child();
-}
 
 const CHUNK_LEN: u64 = CHUNK_BYTES as u64;
 /// Available blocks of chunk size.

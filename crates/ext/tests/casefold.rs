@@ -1,6 +1,6 @@
 //! Case-insensitive names, compared with e2fsprogs, whose tables are the kernel's.
 
-mod common;
+use crate::common;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Image, compare, report_skipped};
+use crate::common::{Image, compare, report_skipped};
 use draconis_device::Random;
 use draconis_ext::format::casefold;
 use draconis_ext::format::hash::{HashSeed, NameHash};

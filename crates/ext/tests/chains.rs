@@ -1,12 +1,10 @@
 //! Golden digests of every write group of every chain in recorded runs. Refactoring must not change
 //! them. After an intended change: `DRACONIS_BLESS=1 cargo test -p draconis-ext --test chains`.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::storm::{RandomChoice, Storm};
+use crate::common::storm::{RandomChoice, Storm};
 use draconis_device::{MemoryDisk, Random};
 use draconis_ext::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};

@@ -1,13 +1,11 @@
 //! Guarantees of changes beyond their result: cost of a sync, lifetime of inodes, refusals, and
 //! damaged volumes.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{Image, run_tool};
+use crate::common::{Image, run_tool};
 use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 use draconis_ext::{
     Access, AccessTimes, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,

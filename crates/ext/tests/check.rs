@@ -1,7 +1,7 @@
 //! The checker compared with `e2fsck -fn`: valid volumes of many kinds, single faults, and random
 //! damage.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,8 +9,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use common::spoil::{build_small_tree, corrupt_field, metadata_ranges};
-use common::{Image, PreadDisk, tree};
+use crate::common::spoil::{build_small_tree, corrupt_field, metadata_ranges};
+use crate::common::{Image, PreadDisk, tree};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::check::{CheckOptions, Report, check};
 use draconis_ext::{Error, Result};

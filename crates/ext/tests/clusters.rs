@@ -1,12 +1,10 @@
 //! Volumes with clusters, filled by us and by the kernel: both hold the same amount.
 
-mod common;
-
 use std::fs;
 use std::sync::Arc;
 
-use common::storm::write_options;
-use common::{Image, run_tool};
+use crate::common::storm::write_options;
+use crate::common::{Image, run_tool};
 use draconis_device::{FileDisk, FileOptions};
 use draconis_ext::{NewNode, OpenOptions, Volume};
 use draconis_types::FileType;

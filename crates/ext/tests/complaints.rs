@@ -1,16 +1,15 @@
 //! Each problem of ext2, planted: the checker finds exactly that one. `e2fsck -fn` agrees on the
 //! verdict, and `e2fsck -fp` asks nothing if we predict so.
 
-mod common;
-#[path = "common/repairing.rs"]
-mod repairing;
+use crate::common;
+use crate::common::repairing;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use common::{Image, PreadDisk};
+use crate::common::{Image, PreadDisk};
 use draconis_device::{Disk, MemoryDisk};
 use draconis_ext::check::{CheckOptions, Problem, Report, Severity, What, check};
 use draconis_ext::{Follow, InodeNumber, OpenOptions as Open, Volume};

@@ -2,44 +2,21 @@
 //! feature, filled by the kernel, are corrupted in their metadata and then read completely.
 //! `DRACONIS_ROUNDS=50` multiplies the rounds.
 
-mod common;
-#[path = "matrix/fill.rs"]
-#[allow(dead_code, reason = "the matrix uses more of it")]
-mod fill;
-#[path = "matrix/ioctl.rs"]
-#[allow(dead_code, reason = "the matrix uses more of it")]
-mod ioctl;
-#[path = "matrix/journals.rs"]
-#[allow(dead_code, reason = "the matrix uses more of it")]
-mod journals;
-#[path = "matrix/made.rs"]
-#[allow(dead_code, reason = "the matrix uses more of it")]
-mod made;
-#[path = "matrix/pool.rs"]
-mod pool;
-#[path = "matrix/seen.rs"]
-#[allow(dead_code, reason = "the matrix uses more of it")]
-mod seen;
-#[path = "matrix/structures.rs"]
-mod structures;
-#[path = "matrix/table.rs"]
-#[allow(dead_code, reason = "the matrix uses more of it")]
-mod table;
-
+use crate::matrix::{journals, made, pool, structures, table};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::exercise::{self, ReadOutcome};
-use common::spoil::{assert_peak_memory_is_small, corrupt_field, scaled_rounds};
+use crate::common::exercise::{self, ReadOutcome};
+use crate::common::spoil::{assert_peak_memory_is_small, corrupt_field, scaled_rounds};
+use crate::matrix::fill::{DataScale, Dumpe2fsInfo};
+use crate::matrix::ioctl::ShutdownMode;
+use crate::matrix::structures::StructureRanges;
 use draconis_device::{
     Disk, Error as DiskError, Extent, MemoryDisk, Pending, Properties, Random, ReadAnswer, Refused,
     Urgency,
 };
 use draconis_ext::{Error, Volume};
 use draconis_types::Block;
-use fill::{DataScale, Dumpe2fsInfo};
-use ioctl::ShutdownMode;
-use structures::StructureRanges;
 
 /// One volume per structure, with checksums and without; without them damage is not detected.
 #[rustfmt::skip]

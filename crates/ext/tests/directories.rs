@@ -1,14 +1,12 @@
 //! Large directories: every hash version, signed and unsigned, and damaged htrees.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
-use common::{Image, compare, run_tool};
+use crate::common::{Image, compare, run_tool};
 use draconis_device::Random;
 use draconis_ext::format::hash::{HashSeed, NameHash};
 use draconis_ext::{Error, InodeNumber, Volume};

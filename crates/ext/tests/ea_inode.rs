@@ -1,15 +1,15 @@
 //! Attributes in EA inodes, as made by the kernel and `mke2fs`.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::compare::{self, ReferenceTree};
-use common::storm::write_options;
-use common::{Image, tree};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::storm::write_options;
+use crate::common::{Image, tree};
 use draconis_device::MemoryDisk;
 use draconis_ext::{Error, InodeNumber, OpenOptions, Volume, XattrSet};
 use rustix::fs::XattrFlags;

@@ -1,13 +1,13 @@
 //! Encrypted trees without their key, compared with the kernel, which made them with its test key.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use common::Image;
-use common::compare::{self, ReferenceTree};
+use crate::common::Image;
+use crate::common::compare::{self, ReferenceTree};
 use draconis_ext::{Access, Cookie, Error, InodeNumber};
 use draconis_types::{FileType, Refusal};
 

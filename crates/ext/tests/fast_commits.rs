@@ -7,19 +7,15 @@
 //!                                                                               └ ours, on disk
 //! ```
 
-mod common;
-#[path = "matrix/ioctl.rs"]
-#[allow(dead_code, reason = "only the shutdown is of use here")]
-mod ioctl;
-
+use crate::matrix::ioctl;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
-use common::storm::write_options;
-use common::{Image, report_skipped, run_tool, spoil, tree};
+use crate::common::storm::write_options;
+use crate::common::{Image, report_skipped, run_tool, spoil, tree};
 use draconis_device::{MemoryDisk, Random};
 use draconis_ext::format::checksum::Checksum;
 use draconis_ext::{BlockLocation, Cookie, InodeNumber, OpenOptions, Volume};

@@ -1,15 +1,13 @@
 //! Changes of volumes with small ext4 features: permitted operations and refusals.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::storm::write_options;
-use common::{HASH_SEED, Image, compare, report_skipped, run_tool, tree};
+use crate::common::storm::write_options;
+use crate::common::{HASH_SEED, Image, compare, report_skipped, run_tool, tree};
 use draconis_device::{MemoryDisk, Random};
 use draconis_ext::format::inode::flags;
 use draconis_ext::{

@@ -1,13 +1,13 @@
 //! Group commit: during commits, concurrent changes join one batch.
 
-mod common;
+use crate::common;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use common::storm::write_options;
-use common::{Image, run_tool};
+use crate::common::storm::write_options;
+use crate::common::{Image, run_tool};
 use draconis_device::{
     Disk, Error, Extent, Group, MemoryDisk, Pending, Properties, ReadAnswer, Refused, Ticket,
     Urgency, Write,

@@ -1,11 +1,11 @@
 //! Growing volumes: compared with `resize2fs`, with power loss, and refusals.
 
-mod common;
+use crate::common;
 
 use std::sync::Arc;
 
-use common::compare::{self, ReferenceTree};
-use common::{Image, run_tool, tree};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::{Image, run_tool, tree};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::grow::{GrowPlan, GrowTarget, OfflineError};
 use draconis_ext::{InodeNumber, OpenOptions, Volume};

@@ -1,18 +1,18 @@
 //! Damaged images opened for writing: no panic, no hang, bounded memory. A failure stops all
 //! writing, and untouched files stay unchanged.
 
-mod common;
+use crate::common;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::spoil::{
+use crate::common::spoil::{
     assert_peak_memory_is_small, base_images, build_small_tree, corrupt_field, metadata_ranges,
     metadata_ranges_of_inodes, scaled_rounds,
 };
-use common::storm::{Storm, StormOutcome, write_options};
-use common::{Image, exercise, tree};
+use crate::common::storm::{Storm, StormOutcome, write_options};
+use crate::common::{Image, exercise, tree};
 use draconis_device::{MemoryDisk, Random};
 use draconis_ext::grow::{GrowPlan, GrowTarget};
 use draconis_ext::{Cookie, Error, InodeNumber, NewNode, Volume};

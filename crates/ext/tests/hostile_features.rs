@@ -1,19 +1,19 @@
 //! Corrupt inline data, EA inodes, folded and encrypted names, read and changed: no panic, no hang,
 //! bounded memory; valid data is read.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use common::exercise::{self, ReadOutcome};
-use common::spoil::{
+use crate::common::exercise::{self, ReadOutcome};
+use crate::common::spoil::{
     assert_peak_memory_is_small, corrupt_field, metadata_ranges_of_inodes, scaled_rounds,
 };
-use common::storm::{self, Storm};
-use common::{Image, tree};
+use crate::common::storm::{self, Storm};
+use crate::common::{Image, tree};
 use draconis_device::{MemoryDisk, Random};
 use draconis_ext::format::inode::flags;
 use rustix::fs::XattrFlags;

@@ -1,14 +1,14 @@
 //! Truncated, corrupted and random images: no panic, no hang, bounded memory, a clear error.
 
-mod common;
+use crate::common;
 
 use std::time::{Duration, Instant};
 
-use common::exercise::{self, ReadOutcome};
-use common::spoil::{
+use crate::common::exercise::{self, ReadOutcome};
+use crate::common::spoil::{
     assert_peak_memory_is_small, base_images, corrupt_field, metadata_ranges, scaled_rounds,
 };
-use common::tree;
+use crate::common::tree;
 use draconis_device::Random;
 use draconis_ext::Error;
 

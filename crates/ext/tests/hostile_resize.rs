@@ -1,13 +1,11 @@
 //! Growing, shrinking and tuning damaged images, and damaged redo logs: no panic, no hang, bounded
 //! memory.
 
-mod common;
-
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use common::Image;
-use common::spoil::{
+use crate::common::Image;
+use crate::common::spoil::{
     assert_peak_memory_is_small, build_small_tree, corrupt_field, metadata_ranges, scaled_rounds,
 };
 use draconis_device::{Disk, MemoryDisk, Random};

@@ -1,8 +1,6 @@
 //! Changes of htrees: every hash, colliding names, folded names. `e2fsck` checks each, the kernel
 //! looks up and changes names, and we continue after it.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,8 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use common::storm::write_options;
-use common::{Image, compare, run_tool};
+use crate::common::storm::write_options;
+use crate::common::{Image, compare, run_tool};
 use draconis_device::{MemoryDisk, Random};
 use draconis_ext::format::inode::flags;
 use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, RenameMode, Volume};

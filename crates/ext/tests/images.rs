@@ -1,9 +1,7 @@
 //! Volumes of many kinds, compared with the kernel's view or their source tree.
 
-mod common;
-
-use common::compare::{self, ReferenceTree};
-use common::{Image, tree};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::{Image, tree};
 use draconis_ext::{BlockLocation, Error, Follow, InodeNumber, Seek};
 
 /// Makes an image of the tree with all kinds of files and compares everything.

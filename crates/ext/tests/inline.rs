@@ -1,13 +1,13 @@
 //! Inline files and directories, as made by the kernel and `mke2fs`.
 
-mod common;
+use crate::common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
-use common::compare::{self, ReferenceTree};
-use common::{Image, tree};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::{Image, tree};
 use draconis_ext::{Cookie, FsBlock, InodeNumber, Seek};
 use rustix::fs::XattrFlags;
 

@@ -1,10 +1,10 @@
 //! Special fields of ext4 inodes: fs-verity and projects.
 
-mod common;
+use crate::common;
 
 use std::fs;
 
-use common::{Image, tree};
+use crate::common::{Image, tree};
 use draconis_ext::format::inode::flags;
 use draconis_ext::{BlockLocation, Seek};
 

@@ -1,16 +1,14 @@
 //! Journals that need replay, replayed in memory, on disk, by the kernel and by `e2fsck`: all
 //! results are equal.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::compare::{self, ReferenceTree};
-use common::storm::write_options;
-use common::{Image, report_skipped, run_tool, tree};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::storm::write_options;
+use crate::common::{Image, report_skipped, run_tool, tree};
 use draconis_device::{Disk, Extent, MemoryDisk};
 use draconis_ext::{InodeNumber, OpenOptions, Volume, check};
 use draconis_types::Block;

@@ -1,14 +1,12 @@
 //! Single journal blocks: torn commit blocks, copies that begin with the magic number, and the
 //! recorded error of an abort.
 
-mod common;
-
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::storm::write_options;
-use common::{Image, run_tool, tree};
+use crate::common::storm::write_options;
+use crate::common::{Image, run_tool, tree};
 use draconis_device::MemoryDisk;
 use draconis_ext::format::jbd2::blocks::header;
 use draconis_ext::format::jbd2::{self, JournalIncompatible, MAGIC, RawJournalSuperblock};

@@ -4,17 +4,13 @@
 //! All bits in the first bytes of a block are flipped, and one in some hundred of the others;
 //! `DRACONIS_CUTS=1` flips all.
 
-mod common;
-#[path = "matrix/ioctl.rs"]
-#[allow(dead_code, reason = "only the shutdown is of use here")]
-mod ioctl;
-
+use crate::matrix::ioctl;
 use std::fs::{self, File};
 use std::process::Command;
 use std::sync::Arc;
 
-use common::storm::write_options;
-use common::{Image, report_skipped, tree};
+use crate::common::storm::write_options;
+use crate::common::{Image, report_skipped, tree};
 use draconis_device::{Disk, Group, MemoryDisk, Random, Write};
 use draconis_ext::check::{self, What, check};
 use draconis_ext::format::jbd2::blocks::header;

@@ -1,16 +1,16 @@
 //! Writing through journals with power loss at any moment: after recovery the volume is valid, and
 //! synced changes are present.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use common::compare::{self, ReferenceTree};
-use common::spoil::{build_small_tree, scaled_rounds};
-use common::storm::{Storm, write_options};
-use common::{Image, run_tool};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::spoil::{build_small_tree, scaled_rounds};
+use crate::common::storm::{Storm, write_options};
+use crate::common::{Image, run_tool};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::format::jbd2::RawJournalSuperblock;
 use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume, check};

@@ -1,12 +1,10 @@
 //! Volumes written by the kernel: htrees, gaps, attributes and times.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::compare::{self, ReferenceTree};
-use common::{Image, tree};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::{Image, tree};
 use draconis_device::Random;
 use draconis_ext::InodeNumber;
 

@@ -1,8 +1,6 @@
 //! The same changes by the kernel and by us on twin volumes: the results are equal, and each
 //! continues on the other's.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
@@ -10,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::compare::{self, ReferenceTree};
-use common::{Image, Mount, run_tool};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::{Image, Mount, run_tool};
 use draconis_device::{MemoryDisk, Random};
 use draconis_ext::{
     AccessTimes, Error, Follow, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,

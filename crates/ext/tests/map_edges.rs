@@ -1,11 +1,9 @@
 //! Edges of block maps: full nodes, full volumes, longest extents, holes, and hostile extents.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::storm::write_options;
-use common::{Image, run_tool};
+use crate::common::storm::write_options;
+use crate::common::{Image, run_tool};
 use draconis_device::MemoryDisk;
 use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, Reserve, Volume};
 use draconis_types::{AttributeChange, FileType};

@@ -1,8 +1,6 @@
 //! Multi-mount protection: claims, renewals, releases, and refusals while another host uses the
 //! volume; compared with the kernel.
 
-mod common;
-
 use std::cell::Cell;
 use std::fs;
 use std::process::Command;
@@ -10,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::storm::write_options;
-use common::{Image, run_tool};
+use crate::common::storm::write_options;
+use crate::common::{Image, run_tool};
 use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 use draconis_ext::grow::GrowPlan;
 use draconis_ext::shrink::ShrinkPlan;

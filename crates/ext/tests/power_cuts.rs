@@ -1,14 +1,12 @@
 //! Power loss during changes of an ext2 volume: `e2fsck -p` repairs the result without a question.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::spoil::{base_images, scaled_rounds};
-use common::storm::{Storm, write_options};
-use common::{Image, readable_names};
+use crate::common::spoil::{base_images, scaled_rounds};
+use crate::common::storm::{Storm, write_options};
+use crate::common::{Image, readable_names};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::{InodeNumber, NewNode, OpenOptions, RenameMode, Volume, check};
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};

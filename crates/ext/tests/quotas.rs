@@ -1,13 +1,11 @@
 //! Quotas: inherited projects, and corrupt quota files.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::{Image, run_tool};
+use crate::common::{Image, run_tool};
 use draconis_device::{MemoryDisk, Random};
 use draconis_ext::{
     AccessTimes, Cookie, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Result, Volume,

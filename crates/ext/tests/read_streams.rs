@@ -1,14 +1,12 @@
 //! Streams, read-ahead, concurrent readers, and disks with bad sectors.
 
-mod common;
-
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use common::storm::write_options;
-use common::{Image, tree};
+use crate::common::storm::write_options;
+use crate::common::{Image, tree};
 use draconis_device::{
     Disk, Error as DiskError, Extent, MemoryDisk, Pending, Promise, Properties, ReadAnswer,
     Refused, Urgency, promise_pair,

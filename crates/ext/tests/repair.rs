@@ -1,16 +1,15 @@
 //! Repairs that a power cut ends, and that are undone: the old volume or the repaired one, never a
 //! third.
 
-mod common;
-#[path = "common/repairing.rs"]
-mod repairing;
+use crate::common;
+use crate::common::repairing;
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
-use common::Image;
-use common::spoil::scaled_rounds;
+use crate::common::Image;
+use crate::common::spoil::scaled_rounds;
 use draconis_device::{Disk, Extent, MemoryDisk, Random};
 use draconis_ext::check::{CheckOptions, check};
 use draconis_ext::finish_interrupted_change;

@@ -1,13 +1,13 @@
 //! Feature dependencies, compared with `mke2fs`, `tune2fs`, `resize2fs`, `e2fsck` and the kernel.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::storm::write_options;
-use common::{Image, run_tool, tree};
+use crate::common::storm::write_options;
+use crate::common::{Image, run_tool, tree};
 use draconis_device::MemoryDisk;
 use draconis_ext::grow::{GrowPlan, GrowTarget};
 use draconis_ext::tune::{OfflineError, TuneChanges, tune};

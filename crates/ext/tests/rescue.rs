@@ -1,13 +1,13 @@
 //! Rescue: what can be read is copied, what cannot is named.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use common::spoil::{base_images, build_small_tree, corrupt_field, metadata_ranges, scaled_rounds};
-use common::{Image, readable_names, report_skipped};
+use crate::common::spoil::{
+    base_images, build_small_tree, corrupt_field, metadata_ranges, scaled_rounds,
+};
+use crate::common::{Image, readable_names, report_skipped};
 use draconis_device::{
     Disk, Error as DeviceError, Extent, MemoryDisk, Pending, Random, ReadAnswer, Refused, Urgency,
 };

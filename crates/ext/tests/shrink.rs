@@ -1,12 +1,12 @@
 //! Shrinking volumes filled by the kernel: everything moves; with power loss at any moment, and
 //! refusals.
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 
-use common::compare::{self, ReferenceTree};
-use common::{Image, run_tool, spoil, tree};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::{Image, run_tool, spoil, tree};
 use draconis_device::{Disk, MemoryDisk};
 use draconis_ext::Volume;
 use draconis_ext::shrink::{OfflineError, ShrinkPlan, ShrinkTarget};

@@ -1,9 +1,9 @@
 //! Tuning: each change checked by e2fsck, the kernel and tune2fs's view.
 
-mod common;
+use crate::common;
 
-use common::compare::{self, ReferenceTree};
-use common::{Image, run_tool, spoil};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::{Image, run_tool, spoil};
 use draconis_device::{Disk, MemoryDisk};
 use draconis_ext::format::quota::QuotaType as Quota;
 use draconis_ext::tune::{OfflineError, Reserved, TuneChanges, tune};

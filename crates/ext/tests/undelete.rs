@@ -1,15 +1,13 @@
 //! Deleted files: right bytes and paths come back, and what may be wrong is called unsure.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::spoil::{corrupt_field, metadata_ranges, scaled_rounds};
-use common::{Image, PreadDisk, run_tool, tree};
+use crate::common::spoil::{corrupt_field, metadata_ranges, scaled_rounds};
+use crate::common::{Image, PreadDisk, run_tool, tree};
 use draconis_device::{Disk, Extent, MemoryDisk, Random};
 use draconis_ext::undelete::{
     DeletedFile, DeletedFiles, DeletedTree, DeletedView, FileState, Limits, STATE_XATTR,

@@ -1,13 +1,11 @@
 //! Changes of a volume compared with a model in memory, checked by `e2fsck`.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::compare::{self, ReferenceTree};
-use common::{Image, run_tool};
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::{Image, run_tool};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::{
     AccessTimes, Cookie, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,

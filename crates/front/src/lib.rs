@@ -6,6 +6,3 @@
 #![deny(unsafe_code)]
 
 pub mod fuse;
-#[cfg(test)]
-#[path = "../../../tests/common/skipped.rs"]
-mod skipped;

@@ -1,10 +1,8 @@
 //! Memory of long objects, in a process of its own.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::TestStore;
+use crate::common::TestStore;
 use draconis_access::stores;
 use draconis_device::{FileOptions, OpenedFile};
 use draconis_object_store::DraconisStore;

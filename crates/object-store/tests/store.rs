@@ -1,12 +1,10 @@
 //! Objects of a store: durability, sharing, conditions, uploads, free space.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::common::TestStore;
 use bytes::Bytes;
-use common::TestStore;
 use draconis_object_store::DraconisStore;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::multipart::MultipartStore;

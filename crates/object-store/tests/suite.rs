@@ -1,8 +1,6 @@
 //! The conformance suite of the crate `object_store`, whole.
 
-mod common;
-
-use common::TestStore;
+use crate::common::TestStore;
 use object_store::integration::*;
 
 /// Runs functions of the suite on a new store, which is checked afterwards.

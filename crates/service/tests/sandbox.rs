@@ -1,9 +1,6 @@
 //! Operations of confined processes: permitted ones, and those that kill. Each attempt runs in its
 //! own process.
 
-#[path = "../../../tests/common/skipped.rs"]
-mod skipped;
-
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -265,7 +262,7 @@ fn extractor_writes_only_in_its_directory() {
     std::fs::write(dir.path().join("outside"), "secret").unwrap();
     let (status, said) = run_attempt("extractor paths", &inside);
     if status.code() == Some(EXIT_NO_LANDLOCK) {
-        skipped::report_skipped("the extractor's paths: this kernel has no landlock");
+        draconis_testkit::report_skipped("the extractor's paths: this kernel has no landlock");
         return;
     }
     assert!(status.success(), "{status} {said}");

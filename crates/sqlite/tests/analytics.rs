@@ -5,11 +5,9 @@
 //! DRACONIS_SQLITE_ROWS=1000000 cargo test --release -p draconis-sqlite --test analytics -- --nocapture
 //! ```
 
-mod common;
-
 use std::time::Instant;
 
-use common::{TestStore, integrity};
+use crate::common::{TestStore, integrity};
 use rusqlite::Connection;
 
 const GROUPS: &str = "SELECT region, count(*), sum(amount), avg(price) FROM sales GROUP BY region";

@@ -1,10 +1,6 @@
 //! Databases in stores in buckets: in a directory, and on versitygw if it is installed.
 
-mod common;
-#[path = "../../../tests/common/skipped.rs"]
-mod skipped;
-#[path = "../../../tests/common/versitygw.rs"]
-mod versitygw;
+use crate::common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,11 +8,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::buckets::TestBucket;
-use common::{Random, integrity, open_read_only, text};
+use crate::common::buckets::TestBucket;
+use crate::common::{Random, integrity, open_read_only, text};
+use draconis_testkit::{child_test, find_versitygw, report_skipped};
 use rusqlite::{Connection, ErrorCode};
-use skipped::report_skipped;
-use versitygw::find_versitygw;
 
 /// Name of a database, for the test that is the writer of another one.
 const WRITER: &str = "DRACONIS_SQLITE_BUCKET_WRITER";
@@ -61,8 +56,7 @@ struct Writer {
 
 impl Writer {
     fn start(uri: &str, environment: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "writer", "--nocapture"])
+        let mut child = child_test!(writer)
             .env(WRITER, uri)
             .envs(environment.iter().copied())
             .stdout(Stdio::piped())
@@ -460,10 +454,4 @@ fn a_server_that_is_gone_for_a_moment_delays_a_commit() {
     writer.kill(next);
     server.kill().unwrap();
     server.wait().unwrap();
-}
-
-/// Not a test but the process that creates a store where its environment says.
-#[test]
-fn creator() {
-    common::buckets::run_creator();
 }

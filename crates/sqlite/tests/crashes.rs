@@ -1,11 +1,9 @@
 //! Power cuts and disk errors: what was committed is there, and nothing of what was not.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::cuts::{Contents, connect, contents, record_new_store, recover};
-use common::{create_on, share, text};
+use crate::common::cuts::{Contents, connect, contents, record_new_store, recover};
+use crate::common::{create_on, share, text};
 use draconis_device::MemoryDisk;
 use draconis_sqlite::test_hooks::{set_memory_limit, set_split_commits};
 use draconis_testkit::{CrashOptions, CrashStates, Fault, FaultDisk, FaultTarget};

@@ -1,10 +1,10 @@
 //! Databases in a store: commits, rollbacks, locks, snapshots, limits.
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 
-use common::{TestStore, integrity, open_read_only, text};
+use crate::common::{TestStore, integrity, open_read_only, text};
 use draconis_access::Store;
 use draconis_objects::{Group, LifetimeHint};
 use rusqlite::{Connection, ErrorCode, OpenFlags};

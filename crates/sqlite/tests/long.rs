@@ -1,10 +1,8 @@
 //! Transactions that do not fit memory, in a process of their own.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{TestStore, integrity, text};
+use crate::common::{TestStore, integrity, text};
 use draconis_device::{FileOptions, OpenedFile};
 use draconis_objects::{OpenOptions, Store};
 use draconis_sqlite::share_store;

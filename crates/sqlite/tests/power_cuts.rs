@@ -20,12 +20,10 @@
 //! `journal_mode=MEMORY`). Then the main database may be one transaction ahead.
 //! Law 4: a power cut while a store is opened after a power cut changes nothing.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::cuts::{Contents, connect, contents, record_new_store, recover};
-use common::{Random, share};
+use crate::common::cuts::{Contents, connect, contents, record_new_store, recover};
+use crate::common::{Random, share};
 use draconis_device::MemoryDisk;
 use draconis_sqlite::test_hooks::{set_memory_limit, set_split_commits};
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};

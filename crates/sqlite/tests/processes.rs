@@ -1,17 +1,15 @@
 //! Other processes: killed writers, a second process, and the extension in SQLite's own programs.
 
-mod common;
-#[path = "../../../tests/common/skipped.rs"]
-mod skipped;
+use crate::common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use common::{Random, TestStore, integrity, text, uri};
+use crate::common::{Random, TestStore, integrity, text, uri};
+use draconis_testkit::{child_test, report_skipped};
 use rusqlite::{Connection, ErrorCode};
-use skipped::report_skipped;
 
 /// Path of a store, for the test that is the writer of another one.
 const WRITER: &str = "DRACONIS_SQLITE_WRITER";
@@ -54,12 +52,8 @@ fn killed_writers_lose_nothing_that_they_committed() {
     let mut random = Random(3);
     let mut total = 0;
     for run in 0..runs {
-        let mut writer = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "writer", "--nocapture"])
-            .env(WRITER, &test.file)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut writer =
+            child_test!(writer).env(WRITER, &test.file).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(writer.stdout.take().unwrap()).lines();
         let mut committed = 0;
         let mut next = |lines: &mut dyn Iterator<Item = std::io::Result<String>>| {

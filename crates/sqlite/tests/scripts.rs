@@ -4,13 +4,13 @@
 //! DRACONIS_SQLITE_SCRIPTS=10000 cargo test -p draconis-sqlite --test scripts
 //! ```
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use common::buckets::TestBucket;
-use common::{Random, create_on, dump, integrity, share};
+use crate::common::buckets::TestBucket;
+use crate::common::{Random, create_on, dump, integrity, share};
 use draconis_device::MemoryDisk;
 use draconis_objects::Store;
 use draconis_objects::check::CheckOptions;

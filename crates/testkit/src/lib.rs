@@ -6,19 +6,29 @@
 //!   sim                             models of a hard disk and of flash in virtual time
 //!   conform                         what every disk must do
 //!   torture                         campaigns over object stores: power cuts, damage, long use
+//!   wait, child, skipped            waits without a clock, processes of tests, what was left out
 //! ```
 //!
 //! Law: a seed determines a run; a failure names its seed.
 
 #![deny(unsafe_code)]
 
+mod child;
 pub mod conform;
 mod crash;
 mod fault;
 mod record;
 pub mod sim;
+mod skipped;
 pub mod torture;
+mod unmount;
+mod versitygw;
+pub mod wait;
 
+pub use child::{child_test_command, is_in_own_process};
 pub use crash::{CrashDisk, CrashKind, CrashOptions, CrashState, CrashStates};
 pub use fault::{Fault, FaultDisk, FaultTarget};
 pub use record::{Event, RecordDisk};
+pub use skipped::report_skipped;
+pub use unmount::unmount_and_wait;
+pub use versitygw::find_versitygw;

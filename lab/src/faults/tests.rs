@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::skipped::report_skipped;
+use draconis_testkit::report_skipped;
 
 /// Returns arguments for the program built with the tests; `None` if it cannot mount.
 fn test_arguments(kind: FaultKind, count: u64, volume: &str) -> Option<FaultsArguments> {

@@ -271,7 +271,7 @@ mod tests {
 
     use super::*;
     use crate::open;
-    use crate::tests::{convert_with_qemu_img, memory_disk, read_all, sample_contents, skipped};
+    use crate::tests::{convert_with_qemu_img, memory_disk, read_all, sample_contents};
 
     const DESCRIPTOR_HEADER: &str = "# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\n";
 
@@ -325,7 +325,7 @@ mod tests {
             let mut qemu = std::process::Command::new("qemu-img");
             qemu.args(["convert", "-O", "raw", "x.vmdk", "read"]).current_dir(dir.path());
             let Ok(output) = qemu.output() else {
-                skipped::report_skipped("reading a VMDK of ESXi beside qemu-img needs it");
+                draconis_testkit::report_skipped("reading a VMDK of ESXi beside qemu-img needs it");
                 return;
             };
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -374,7 +374,7 @@ mod tests {
             // format.
             qemu.args(["convert", "-f", "vmdk", "-O", "raw", "x.vmdk", "read"]);
             let Ok(output) = qemu.current_dir(dir.path()).output() else {
-                skipped::report_skipped("reading a VMDK beside qemu-img needs it");
+                draconis_testkit::report_skipped("reading a VMDK beside qemu-img needs it");
                 return;
             };
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

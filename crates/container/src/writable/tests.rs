@@ -15,8 +15,9 @@ use draconis_testkit::{CrashOptions, CrashStates, Event, RecordDisk, conform};
 use draconis_types::Block;
 
 use super::block_from;
-use crate::tests::{memory_disk, read_all, sample_contents, skipped::report_skipped};
+use crate::tests::{memory_disk, read_all, sample_contents};
 use crate::{Error, OpenedImage, UnsupportedFeature, open, open_for_writing};
+use draconis_testkit::report_skipped;
 
 const MIB: u64 = 1 << 20;
 

@@ -371,7 +371,7 @@ fn discard_frees_space_after_dependency_is_durable() {
     drop(ordinary);
     let disk = FileDisk::open_discarding(file.path(), options).unwrap();
     if !disk.properties().discards {
-        crate::skipped::report_skipped("discards in a file need a file system that makes holes");
+        draconis_testkit::report_skipped("discards in a file need a file system that makes holes");
         return;
     }
     let write = |at_bytes| {

@@ -2,7 +2,7 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::Arc,
     thread::JoinHandle,
     time::Duration,
@@ -303,8 +303,7 @@ impl TestTransport for Processes {
 /// Starts this test binary as a peer; its standard input is the session's socket.
 pub fn spawn_child(role: &str) -> (Arc<Session>, Child) {
     let (offer, socket) = session::offer(&session_config()).unwrap();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
+    let child = draconis_testkit::child_test!(child_entry)
         .env(ROLE_VARIABLE, role)
         .stdin(socket)
         .stdout(Stdio::null())
@@ -327,8 +326,9 @@ fn kill_this_process() -> ! {
     }
 }
 
-/// Plays the peer if this is a child: each suite calls it in a test named `child_entry`.
-pub fn run_if_child() {
+/// Plays the peer in a child: a test only in name.
+#[test]
+fn child_entry() {
     let Some((role, socket)) = child_role() else { return };
     let words: Vec<_> = role.split(' ').collect();
     let n: u32 = words[2].parse().unwrap();

@@ -4,7 +4,7 @@
 use draconis_ext::check::What;
 use draconis_ext::format::group::GroupDescriptor;
 
-use crate::parts::{BaseVolume, ChecksumOwner, VolumeStructure};
+use crate::check_features::parts::{BaseVolume, ChecksumOwner, VolumeStructure};
 
 const ENCRYPT_FLAG: u32 = 0x800;
 const EXTENTS_FLAG: u32 = 0x8_0000;

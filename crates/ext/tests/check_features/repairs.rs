@@ -9,12 +9,12 @@ use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::check::What;
 use draconis_ext::{FileType, InodeNumber, OpenOptions, Volume};
 
-use crate::common::readable_names;
-use crate::common::spoil::scaled_rounds;
-use crate::repairing::{Repaired, repair};
-use crate::{
+use crate::check_features::{
     LINES_TO_CORRUPT, THREADS, build_base_volumes, matches_line_filter, plants, pool, seed_from_env,
 };
+use crate::common::readable_names;
+use crate::common::repairing::{Repaired, repair};
+use crate::common::spoil::scaled_rounds;
 
 /// Files and links by their paths.
 type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -160,10 +160,10 @@ fn repairs_beside_e2fsck() {
     let results = pool::run_each_in_threads(THREADS, &seeds, |seed| {
         let base = &bases[*seed as usize % bases.len()];
         let (image, _) = base.corrupt_randomly(&mut Random::new(seed ^ 0x4E9A));
-        let dir = crate::made::scratch_dir();
+        let dir = crate::matrix::made::scratch_dir();
         let path = dir.path().join("image");
         std::fs::write(&path, &image).unwrap();
-        if crate::e2fsck(&path).0 {
+        if crate::check_features::e2fsck(&path).0 {
             return None::<String>;
         }
         let before = readable_files(&image);
@@ -177,7 +177,7 @@ fn repairs_beside_e2fsck() {
             Err(_) => {}
         }
         let _ = std::process::Command::new("e2fsck").arg("-fy").arg(&path).output();
-        let theirs = u64::from(crate::e2fsck(&path).0);
+        let theirs = u64::from(crate::check_features::e2fsck(&path).0);
         let worse = worse_files(&before, &readable_files(&std::fs::read(&path).unwrap())).len();
         let worse = worse as u64;
         let found = [1, ours, our_worse.min(1), our_worse, left, theirs, worse.min(1), worse];

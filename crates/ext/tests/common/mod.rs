@@ -1,11 +1,6 @@
 //! Images made by other tools, and the view of other tools on images.
 #![allow(dead_code, reason = "every test binary takes what it needs")]
 
-#[path = "../../../../tests/common/skipped.rs"]
-mod skipped;
-#[path = "../../../../tests/common/unmount.rs"]
-mod unmount;
-
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -16,14 +11,14 @@ use draconis_device::{
     Atomic, Disk, Error, Extent, Pending, Properties, ReadAnswer, Refused, Urgency,
 };
 use draconis_ext::{Cookie, InodeNumber, OpenOptions, Volume};
+pub use draconis_testkit::{report_skipped, unmount_and_wait};
 use draconis_types::Block;
-pub use skipped::report_skipped;
 use tempfile::TempDir;
-pub use unmount::unmount_and_wait;
 
 pub mod compare;
 pub mod cuts;
 pub mod exercise;
+pub mod repairing;
 pub mod spoil;
 pub mod storm;
 pub mod tree;

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::common::tree::{self, random_bytes};
 use crate::common::{run_tool, spoil};
-use crate::ioctl::{self, EncryptionPolicy};
+use crate::matrix::ioctl::{self, EncryptionPolicy};
 
 /// Amount of data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -15,12 +15,12 @@ use rustix::fs::{FallocateFlags, XattrFlags, fallocate};
 
 use crate::common::tree::random_bytes;
 use crate::common::{Image, report_skipped, run_tool};
-use crate::fill::Dumpe2fsInfo;
-use crate::ioctl::{self, ShutdownMode};
-use crate::made::{
+use crate::matrix::fill::Dumpe2fsInfo;
+use crate::matrix::ioctl::{self, ShutdownMode};
+use crate::matrix::made::{
     FeatureCombination, assert_fsck_clean, can_kernel_mount, keep_failing_image, scratch_dir,
 };
-use crate::seen::VolumeView;
+use crate::matrix::seen::VolumeView;
 
 /// Options for mke2fs, and mount options.
 #[rustfmt::skip]

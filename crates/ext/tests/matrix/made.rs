@@ -10,8 +10,8 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::common::compare::{self, ReferenceTree};
 use crate::common::{Image, report_skipped, run_tool, tree};
-use crate::fill::{self, DataScale, Dumpe2fsInfo, EQUIVALENT_NAMES};
-use crate::seen::VolumeView;
+use crate::matrix::fill::{self, DataScale, Dumpe2fsInfo, EQUIVALENT_NAMES};
+use crate::matrix::seen::VolumeView;
 
 /// A parsed line of the table.
 pub struct FeatureCombination<'a> {
@@ -262,5 +262,9 @@ fn differences_from_source(volume: &Volume, source: &Path) -> Vec<String> {
             volume.resolve(volume.root(), name.as_bytes(), Follow::No).unwrap();
         }
     });
-    std::panic::catch_unwind(compared).err().map(crate::pool::panic_message).into_iter().collect()
+    std::panic::catch_unwind(compared)
+        .err()
+        .map(crate::matrix::pool::panic_message)
+        .into_iter()
+        .collect()
 }

@@ -17,7 +17,7 @@ use draconis_types::{Attributes, FileType};
 use rustix::fs::{AtFlags, CWD, FileType as HostType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
-use crate::ioctl;
+use crate::matrix::ioctl;
 
 /// Observed values by name.
 pub type FieldMap = BTreeMap<Cow<'static, str>, String>;

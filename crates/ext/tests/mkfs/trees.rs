@@ -186,7 +186,7 @@ pub fn assert_volume_matches_tree(image: &Image, tree: &Tree, made: &SyntheticTr
     let volume = image.open();
     let mut stack = vec![(NodeId::ROOT, volume.root())];
     while let Some((dir, inode)) = stack.pop() {
-        let ours = common::compare::list_names(&volume, inode);
+        let ours = crate::common::compare::list_names(&volume, inode);
         let expected: Vec<_> = tree.names(dir).collect();
         assert!(ours.keys().map(|name| &name[..]).eq(expected.iter().map(|it| it.0)));
         for (name, id) in expected {
@@ -263,7 +263,7 @@ pub fn assert_kernel_sees_tree(image: &Image, tree: &Tree, made: &SyntheticTree)
     let volume = image.open();
     // The longest file has gigabytes of holes with larger blocks, so check one size only.
     if volume.superblock().block_bytes == 1024 {
-        common::compare::compare_trees(
+        crate::common::compare::compare_trees(
             &volume,
             InodeNumber::ROOT,
             mount.path(),

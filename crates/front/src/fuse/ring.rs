@@ -450,7 +450,7 @@ mod tests {
         assert_eq!(size_of::<EntryHeader>(), 288);
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let Ok(queue) = Queue::new(ours.as_fd(), 0) else {
-            crate::skipped::report_skipped("restrictions of rings: no io_uring");
+            draconis_testkit::report_skipped("restrictions of rings: no io_uring");
             return;
         };
         let nop = squeue::Entry128::from(opcode::Nop::new().build());

@@ -1,7 +1,6 @@
 //! Stores in buckets.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 
 use draconis_access::bucket_host;
@@ -21,11 +20,9 @@ pub fn create(address: &str, len_bytes: u64) {
     Store::create(Arc::new(disk), &CreateOptions { profile, id: 1 }).unwrap();
 }
 
-/// Creates a store in a bucket that needs another environment: by the test `creator` of this
-/// program.
+/// Creates a store in a bucket that needs another environment, in a process of its own.
 pub fn create_in_child(address: &str, len_bytes: u64, environment: &[(&str, &str)]) {
-    let created = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "creator", "--nocapture"])
+    let created = draconis_testkit::child_test!(creator)
         .env(CREATOR, format!("{address} {len_bytes}"))
         .envs(environment.iter().copied())
         .output()
@@ -33,7 +30,9 @@ pub fn create_in_child(address: &str, len_bytes: u64, environment: &[(&str, &str
     assert!(created.status.success(), "{created:?}");
 }
 
-pub fn run_creator() {
+/// Not a test but the process that creates a store where its environment says.
+#[test]
+fn creator() {
     let Ok(wanted) = std::env::var(CREATOR) else { return };
     let (address, len_bytes) = wanted.split_once(' ').unwrap();
     create(address, len_bytes.parse().unwrap());

@@ -23,7 +23,7 @@ use crate::fuse::init::InitRequest;
 use crate::fuse::options::ServerOptions;
 use crate::fuse::reply::Reply;
 use crate::fuse::request::MAX_IO_BYTES;
-use crate::skipped::report_skipped;
+use draconis_testkit::report_skipped;
 
 const ENABLE_URING_FILE: &str = "/sys/module/fuse/parameters/enable_uring";
 /// Set in a server: `ring` or `device`.

@@ -1,0 +1,4 @@
+//! Tests of `draconis-access`.
+
+mod store;
+mod volume;

@@ -1,0 +1,4 @@
+//! Tests of `draconis-device`.
+
+mod conformance;
+mod loop_device;

@@ -1,0 +1,7 @@
+//! Tests of `draconis-exchange`.
+
+mod common;
+
+mod conformance;
+mod kill;
+mod reader;

@@ -1,0 +1,4 @@
+//! Tests of `draconis-nbd`.
+
+mod extended;
+mod protocol;

@@ -1,0 +1,12 @@
+//! Tests of `draconis-sqlite`.
+
+mod common;
+
+mod analytics;
+mod buckets;
+mod crashes;
+mod database;
+mod long;
+mod power_cuts;
+mod processes;
+mod scripts;

@@ -1,0 +1,80 @@
+//! Output and exit statuses of `draconis check`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::{Draconis, mke2fs};
+
+fn make_image(draconis: &Draconis, arguments: &[&str]) -> PathBuf {
+    let tree = draconis.make_dir("tree/below");
+    std::fs::write(tree.join("file"), vec![7; 100_000]).unwrap();
+    let image = draconis.path("check.img");
+    mke2fs(&image, Some(&draconis.path("tree")), arguments, "8M");
+    image
+}
+
+fn debugfs(image: &Path, request: &str) {
+    let output = Command::new("debugfs").args(["-w", "-R", request]).arg(image).output();
+    assert!(output.expect("debugfs of e2fsprogs is needed").status.success());
+}
+
+#[test]
+fn clean_summary_matches_e2fsck() {
+    let draconis = Draconis::new();
+    let image = make_image(&draconis, &["-t", "ext2", "-L", "demo"]);
+    let said = draconis.run_ok(["check", image.to_str().unwrap()]);
+    let theirs = Command::new("e2fsck").arg("-fn").arg(&image).output().unwrap();
+    let theirs = String::from_utf8(theirs.stdout).unwrap();
+    let (files, blocks) = said.trim().split_once(" files, ").unwrap();
+    assert!(theirs.contains(&format!("{files} files")), "{said} {theirs}");
+    assert!(theirs.contains(blocks) && said.lines().count() == 1, "{said} {theirs}");
+}
+
+#[test]
+fn damaged_volume_exits_with_4_and_lists_problems() {
+    let draconis = Draconis::new();
+    let image = make_image(&draconis, &["-t", "ext2", "-L", "demo"]);
+    debugfs(&image, "set_inode_field /below/file links_count 3");
+    let output = draconis.run(["check", image.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(4));
+    let said = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    assert_eq!(lines[0], "inode 13: the link count is wrong: 3, should be 1");
+    assert!(lines[1].starts_with("demo: 13/2048 files, ") && lines[1].contains(", damaged; "));
+
+    let output = draconis.run(["check", "--json", image.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(4));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&said["clean"], &said["complete"]), (&false.into(), &true.into()));
+    let complaint = &said["complaints"][0];
+    assert_eq!(complaint["what"], "link-count");
+    assert_eq!((&complaint["inode"], &complaint["pass"]), (&13.into(), &4.into()));
+    assert_eq!((&complaint["found"], &complaint["expected"]), (&3.into(), &1.into()));
+}
+
+#[test]
+fn uncheckable_input_exits_with_8() {
+    let draconis = Draconis::new();
+    let image = make_image(&draconis, &["-t", "ext4", "-O", "casefold,encrypt"]);
+    let output = draconis.run(["check", image.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(8));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("cannot check: needs: casefold with encrypt"), "{said}");
+    for nothing in [draconis.path("tree/below/file"), draconis.path("nowhere")] {
+        let output = draconis.run(["check", nothing.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(8));
+        assert!(!output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn volume_inside_disk_image_is_checked() {
+    let draconis = Draconis::new();
+    let inner = std::fs::read(make_image(&draconis, &["-t", "ext2"])).unwrap();
+    let outer = draconis.path("outer.img");
+    std::fs::write(&outer, [vec![0xFF; 1 << 20], inner].concat()).unwrap();
+    assert_eq!(draconis.run(["check", outer.to_str().unwrap()]).status.code(), Some(8));
+    let said = draconis.run_ok(["check", "--offset", "1M", outer.to_str().unwrap()]);
+    assert!(said.contains("files, "), "{said}");
+}

@@ -1,0 +1,150 @@
+//! `draconis repair`: what it shows, writes and takes back; its exit statuses.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::{Draconis, mke2fs};
+
+fn debugfs(image: &Path, request: &str) {
+    let output = Command::new("debugfs").args(["-w", "-R", request]).arg(image).output();
+    assert!(output.expect("debugfs of e2fsprogs is needed").status.success());
+}
+
+fn e2fsck_is_silent(image: &Path) -> bool {
+    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
+    output.status.code() == Some(0)
+}
+
+/// A volume with a file whose name is gone, and one whose link count is wrong.
+fn damaged_image(draconis: &Draconis, kind: &str) -> PathBuf {
+    let tree = draconis.make_dir("tree/below");
+    std::fs::write(tree.join("letter"), "Dear reader,\n").unwrap();
+    std::fs::write(tree.join("large"), vec![7; 100_000]).unwrap();
+    let image = draconis.path(&format!("{kind}.img"));
+    mke2fs(&image, Some(&draconis.path("tree")), &["-t", kind, "-L", "demo"], "8M");
+    debugfs(&image, "set_inode_field /below/large links_count 3");
+    debugfs(&image, "unlink /below/letter");
+    image
+}
+
+#[test]
+fn repair_is_shown_made_and_taken_back() {
+    for kind in ["ext2", "ext3", "ext4"] {
+        let draconis = Draconis::new();
+        let image = damaged_image(&draconis, kind);
+        let path = image.to_str().unwrap();
+        let before = std::fs::read(&image).unwrap();
+
+        let shown = draconis.run(["repair", "-n", path]);
+        assert_eq!(shown.status.code(), Some(4), "{shown:?}");
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert!(shown.contains("an inode in use has no name"), "{shown}");
+        assert!(shown.contains("    the file gets a name in lost+found\n"), "{shown}");
+        assert!(shown.contains("the link count is wrong: 3, should be 1\n    the count is set\n"));
+        assert!(shown.ends_with("changes would repair it\n"), "{shown}");
+        assert!(std::fs::read(&image).unwrap() == before);
+
+        let undo = draconis.path("undo");
+        let made = draconis.run(["repair", "-y", "--undo", undo.to_str().unwrap(), path]);
+        assert_eq!(made.status.code(), Some(1), "{made:?}");
+        assert!(e2fsck_is_silent(&image));
+        let names = draconis.run_ok(["ls", &format!("{path}:/lost+found")]);
+        let letter = format!("{path}:/lost+found/{}", names.trim());
+        assert_eq!(draconis.run_ok(["cat", &letter]), "Dear reader,\n");
+
+        let again = draconis.run(["repair", "-y", path]);
+        assert_eq!(again.status.code(), Some(0));
+        let said = String::from_utf8(again.stdout).unwrap();
+        assert_eq!(said, format!("{path}: nothing to repair\n"));
+
+        let back = draconis.run(["repair", "--revert", undo.to_str().unwrap(), path]);
+        assert_eq!(back.status.code(), Some(0), "{back:?}");
+        assert!(std::fs::read(&image).unwrap() == before, "{kind}");
+    }
+}
+
+#[test]
+fn safe_repairs_are_told_from_others() {
+    let draconis = Draconis::new();
+    let image = damaged_image(&draconis, "ext4");
+    let path = image.to_str().unwrap();
+    let before = std::fs::read(&image).unwrap();
+    let refused = draconis.run(["repair", "-p", path]);
+    assert_eq!(refused.status.code(), Some(4));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("not all of this is safe; -y makes it"), "{said}");
+    let unasked = draconis.run(["repair", path]);
+    assert_eq!(unasked.status.code(), Some(8));
+    let said = String::from_utf8(unasked.stderr).unwrap();
+    assert!(said.contains("-n shows the repair"), "{said}");
+    assert!(std::fs::read(&image).unwrap() == before);
+
+    let other = draconis.path("safe.img");
+    mke2fs(&other, Some(&draconis.path("tree")), &["-t", "ext4"], "8M");
+    debugfs(&other, "set_inode_field /below/large links_count 3");
+    let made = draconis.run(["repair", "-p", "--json", other.to_str().unwrap()]);
+    assert_eq!(made.status.code(), Some(1), "{made:?}");
+    let said: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
+    assert_eq!((&said["written"], &said["complete"]), (&true.into(), &true.into()));
+    assert_eq!(said["fixes"][0]["what"], "link-count");
+    assert_eq!(said["fixes"][0]["action"], "the count is set");
+    assert!(e2fsck_is_silent(&other));
+}
+
+#[test]
+fn problem_without_fix_leaves_volume_as_it_is() {
+    let draconis = Draconis::new();
+    let image = damaged_image(&draconis, "ext2");
+    let path = image.to_str().unwrap();
+    // Longer than its file.
+    let file = std::fs::File::options().write(true).open(&image).unwrap();
+    file.set_len(7 << 20).unwrap();
+    let before = std::fs::read(&image).unwrap();
+    let left = draconis.run(["repair", "-y", path]);
+    assert_eq!(left.status.code(), Some(4), "{left:?}");
+    let said = String::from_utf8(left.stdout).unwrap();
+    assert!(said.contains("the volume is longer than its disk"), "{said}");
+    assert!(said.contains("1 problems have no fix, nothing is written"), "{said}");
+    assert!(std::fs::read(&image).unwrap() == before);
+}
+
+#[test]
+fn undo_file_must_be_new_and_the_right_one() {
+    let draconis = Draconis::new();
+    let image = damaged_image(&draconis, "ext2");
+    let path = image.to_str().unwrap();
+    let before = std::fs::read(&image).unwrap();
+    let taken = draconis.path("taken");
+    std::fs::write(&taken, "mine").unwrap();
+    for arguments in [["repair", "-y", "--undo"], ["repair", "--revert", ""]] {
+        let words = arguments.iter().filter(|it| !it.is_empty()).copied();
+        let refused = draconis.run(words.chain([taken.to_str().unwrap(), path]));
+        assert_eq!(refused.status.code(), Some(8), "{refused:?}");
+    }
+    assert!(std::fs::read(&image).unwrap() == before);
+    assert_eq!(std::fs::read(&taken).unwrap(), b"mine");
+}
+
+/// A superblock that is gone, or not what its checksum says, comes back from a backup.
+#[test]
+fn volume_without_superblock_is_repaired() {
+    for (at, len) in [(1024, 1024), (1024 + 12, 1), (1024 + 24, 4)] {
+        repair_without_superblock(at, len);
+    }
+}
+
+fn repair_without_superblock(at: usize, len: usize) {
+    let draconis = Draconis::new();
+    let image = draconis.path("large.img");
+    let tree = draconis.make_dir("tree");
+    std::fs::write(tree.join("letter"), "Dear reader,\n").unwrap();
+    mke2fs(&image, Some(&tree), &["-t", "ext4", "-b", "1024"], "32M");
+    let mut bytes = std::fs::read(&image).unwrap();
+    bytes[at..at + len].iter_mut().for_each(|byte| *byte = !*byte);
+    std::fs::write(&image, &bytes).unwrap();
+    let path = image.to_str().unwrap();
+    let made = draconis.run(["repair", "-y", path]);
+    assert_eq!(made.status.code(), Some(1), "{made:?}");
+    assert!(e2fsck_is_silent(&image));
+    assert_eq!(draconis.run_ok(["cat", &format!("{path}:/letter")]), "Dear reader,\n");
+}
