@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test suites mutants test-often test-release applications long long-images exact matrix lint loom crash crash-store use-store faults lab bench bench-channel lab-programs install install-program install-units install-helper install-lib install-sqlite lib sqlite header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test test-all suites mutants test-often test-release applications long long-images exact matrix lint loom crash crash-store use-store faults lab bench bench-channel lab-programs install install-program install-units install-helper install-lib install-sqlite lib sqlite header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -18,20 +18,22 @@ demo:
 	$(CARGO) build --profile demo --no-default-features --locked
 	@tools/demo target/demo/draconis
 
-# Installs the packages that the tests need if it may, else names them; runs everything, and
-# says what took how long. With DRACONIS_REQUIRE=all what cannot be tested here is a failure.
+# Every capability in its short form. Needs e2fsprogs; fuse3, attr and acl for all of it, and root to
+# compare with the kernel.
 test:
-	@echo "lint, then the tests of Python and Rust: about 35 minutes on 2 cores (here: $$(nproc)), the build included"
+	@echo "builds the tests and runs them: about 15 minutes and 3 GB of disk on 2 cores (here: $$(nproc))"
 	@tools/packages test
-	$(MAKE) lint
-	@tools/python test
-	@tools/test-run $(CARGO) test --workspace --locked
-	@tools/suites --seconds 1 --on ext2,ext4,store
+	@tools/test-run
+
+# The rest: lint, documentation, Python, what takes minutes or programs of others, suites of
+# others. Installs what it needs, and says what it could not have: make test-all ONLY=lint,python
+test-all:
+	@tools/test-all $(ONLY)
 
 # Others' suites on mounts, the kernel's driver beside each: make suites SECONDS=60 ONLY=fsx,stress-ng
 # ON=ext4. Needs root.
 suites:
-	@tools/packages test
+	@tools/packages test-all
 	$(CARGO) build --release --locked
 	tools/suites --program target/release/draconis --seconds $(or $(SECONDS),30) --seed $(or $(SEED),1) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(ON),--on $(ON))
@@ -40,18 +42,20 @@ suites:
 mutants:
 	tools/mutants $(or $(SHARD),1/120) $(CRATES)
 
-# Looks for tests that do not always pass: all of them, or those of TESTS, again and again, the
-# second half of the runs beside four busy processes: make test-often RUNS=20 TESTS="mount tools"
+# Looks for tests that do not always pass: all of them, or those of the binaries TESTS whose names
+# contain ONLY, again and again, the second half of the runs beside eight busy processes:
+# make test-often RUNS=10 TESTS=mounts,nbd ONLY=keeper LONG=1
 test-often:
 	@tools/packages test
-	@tools/test-often $(or $(RUNS),20) tools/test-run $(CARGO) test --workspace --locked $(addprefix --test ,$(TESTS))
+	@tools/test-run --build $(if $(LONG),--long)
+	@tools/test-often $(or $(RUNS),10) tools/test-run $(if $(LONG),--long) $(if $(TESTS),--in $(TESTS)) $(if $(ONLY),--only $(ONLY))
 
 # The tests of the commands against the program as it ships: optimised, without fault hooks.
 test-release:
-	@tools/packages test
+	@tools/packages test-all
 	$(CARGO) build --release --locked
 	@if grep -q DRACONIS_BREAK target/release/draconis; then echo "the program has fault hooks"; exit 1; fi
-	DRACONIS_PROGRAM=$(abspath target/release/draconis) tools/test-run $(CARGO) test --locked --test '*'
+	DRACONIS_PROGRAM=$(abspath target/release/draconis) tools/test-run --in commands,disks,mounts,stores
 
 # Programs of others on a store: SlateDB, DataFusion, zarrs, and the book's programs that use them. A
 # workspace of its own, because they need some 350 crates: the first build takes about 30 minutes of
@@ -63,41 +67,43 @@ applications:
 # A volume of a container image of so many MiB, from memory that does not grow with it. It needs
 # twice that on the disk of TMPDIR.
 long-images:
-	@tools/packages test
+	@tools/packages test-all
 	DRACONIS_IMAGE_MIB=$(or $(MIB),10240) \
-		$(CARGO) test --release --locked --test oci memory -- --nocapture
+		$(CARGO) test --release --locked --test commands oci::large::memory -- --nocapture
 
 # The comparison of real trees with all of /usr, on ext2 and ext4 in every block size, optimised.
 # Needs root.
 long:
-	@tools/packages test
-	DRACONIS_TEST_TREE=$(or $(TREE),/usr) $(CARGO) test --release --locked --test real_trees -- --nocapture
+	@tools/packages test-all
+	DRACONIS_TEST_TREE=$(or $(TREE),/usr) $(CARGO) test --release --locked --test mounts real_trees:: -- --nocapture
 
 # A random walk over system calls beside the kernel's own driver: make exact SEED=7 STEPS=20000;
 # or every combination of call, kind of file, user and state, which takes half an hour:
 # make exact CASES=all. Needs root.
 exact:
-	@tools/packages test
+	@tools/packages test-all
 ifdef CASES
-	DRACONIS_EXACT="$(CASES)" $(CARGO) test --locked --test exact every -- --nocapture
+	DRACONIS_EXACT="$(CASES)" $(CARGO) test --locked --test mounts exact::ext -- --nocapture
 else
 	DRACONIS_EXACT_SEED=$(or $(SEED),1) DRACONIS_EXACT_STEPS=$(or $(STEPS),10000) \
-		$(CARGO) test --locked --test exact walks -- --nocapture
+		$(CARGO) test --locked --test mounts exact::walks -- --nocapture
 endif
 
 # Volumes of every combination of features that mke2fs makes, and MORE random ones from SEED, filled
 # by the kernel and read by us; KEEP=DIR keeps the images of those that fail. Needs root.
 matrix:
-	@tools/packages test
+	@tools/packages test-all
 	DRACONIS_MATRIX=$(or $(MORE),50) DRACONIS_MATRIX_SEED=$(or $(SEED),1) \
 		$(if $(KEEP),DRACONIS_MATRIX_KEEP=$(abspath $(KEEP))) \
-		$(CARGO) test --release --locked -p draconis-ext --test matrix -- --nocapture
+		$(CARGO) test --release --locked -p draconis-ext --test main matrix:: -- --nocapture
 
 lint:
 	@tools/words
+	@tools/test-habits
+	@tools/environment
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked
 
 # Every order in which two threads can hand a message over.
 loom:
@@ -157,7 +163,7 @@ bench-channel:
 
 # Reads many more spoilt images than the tests do, from seeds: make fuzz-images ROUNDS=50
 fuzz-images:
-	DRACONIS_ROUNDS=$(or $(ROUNDS),50) $(CARGO) test --release --locked -p draconis-ext --test hostile_images -- --nocapture
+	DRACONIS_ROUNDS=$(or $(ROUNDS),50) $(CARGO) test --release --locked -p draconis-ext --test main hostile_images:: -- --nocapture
 
 # Coverage-guided, until stopped, or for so many seconds: make fuzz TARGET=partition FOR=300.
 # Needs cargo-fuzz, and any release of Rust.

@@ -1,5 +1,5 @@
 //! Golden digests of every write group of every chain in recorded runs. Refactoring must not change
-//! them. After an intended change: `DRACONIS_BLESS=1 cargo test -p draconis-ext --test chains`.
+//! them. After an intended change: `DRACONIS_BLESS=1 cargo test -p draconis-ext --test main chains::`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -98,7 +98,7 @@ fn wrong_inode_counts_are_refused_like_the_kernel() {
     }
 }
 
-/// `DRACONIS_IMAGE=path cargo test -p draconis-ext --release --test kernel -- any`; the default is
+/// `DRACONIS_IMAGE=path cargo test -p draconis-ext --release --test main kernel:: -- any`; the default is
 /// an image of this crate's sources.
 #[test]
 fn image_from_environment_matches_kernel() {

@@ -571,7 +571,7 @@ fn storms_without_features_match_model() {
     run_storm(&["-b", "1024", "-I", "128", "-O", "^dir_index,^filetype"], "16M", 21, 1500);
 }
 
-/// Long storms: `DRACONIS_STORMS=200 cargo test --release -p draconis-ext --test writing -- long`.
+/// Long storms: `DRACONIS_STORMS=200 cargo test --release -p draconis-ext --test main writing:: -- long`.
 #[test]
 fn long_storms_match_model() {
     let seeds = std::env::var("DRACONIS_STORMS").ok().and_then(|it| it.parse().ok()).unwrap_or(1);

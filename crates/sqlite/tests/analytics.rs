@@ -2,7 +2,7 @@
 //! form prints seconds:
 //!
 //! ```sh
-//! DRACONIS_SQLITE_ROWS=1000000 cargo test --release -p draconis-sqlite --test analytics -- --nocapture
+//! DRACONIS_SQLITE_ROWS=1000000 cargo test --release -p draconis-sqlite --test main analytics:: -- --nocapture
 //! ```
 
 use std::time::Instant;

@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! DRACONIS_SQLITE_SEED=1 DRACONIS_SQLITE_RUNS=100 DRACONIS_SQLITE_SUBSETS=8 \
-//!     cargo test -p draconis-sqlite --test power_cuts -- --nocapture
+//!     cargo test -p draconis-sqlite --test main power_cuts:: -- --nocapture
 //! ```
 //!
 //! ```text

@@ -1,7 +1,7 @@
 //! Random scripts, run on a database in a store and on one in a file: the same results.
 //!
 //! ```sh
-//! DRACONIS_SQLITE_SCRIPTS=10000 cargo test -p draconis-sqlite --test scripts
+//! DRACONIS_SQLITE_SCRIPTS=10000 cargo test -p draconis-sqlite --test main scripts::
 //! ```
 
 use crate::common;

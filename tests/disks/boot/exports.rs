@@ -151,7 +151,7 @@ fn guest_boots_from_qcow2_by_vhost_user() {
 }
 
 #[test]
-#[ignore = "a minute: cargo test --test boot guests_boot_from_every_kind -- --ignored --nocapture"]
+#[ignore = "a minute: cargo test --test disks guests_boot_from_every_kind -- --ignored --nocapture"]
 fn guests_boot_from_every_kind() {
     for door in [DiskDoor::Nbd, DiskDoor::VhostUser] {
         use ImageKind::*;
@@ -165,7 +165,7 @@ fn guests_boot_from_every_kind() {
 fn build_verifier(draconis: &Draconis) -> Option<Vec<u8>> {
     let program = draconis.path("verifier");
     let compiler = std::env::var("RUSTC").unwrap_or("rustc".into());
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/boot/verifier.rs");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/disks/boot/verifier.rs");
     let mut rustc = Command::new(compiler);
     rustc.args(["--edition", "2024", "-O", "-C", "target-feature=+crt-static"]);
     rustc.args(["-C", "panic=abort", "-C", "strip=symbols", "-o"]).arg(&program).arg(source);
@@ -242,20 +242,20 @@ fn guest_verifies_store_of_killed_vhost_user_exports() {
 }
 
 #[test]
-#[ignore = "seconds, or DRACONIS_GUEST_SECONDS: cargo test --test boot guest_verifies -- --include-ignored --nocapture"]
+#[ignore = "seconds, or DRACONIS_GUEST_SECONDS: cargo test --test disks guest_verifies -- --include-ignored --nocapture"]
 fn guest_verifies_file_of_killed_vhost_user_exports() {
     verify_with_kills(ImageKind::Raw, DiskDoor::VhostUser);
 }
 
 #[test]
-#[ignore = "seconds, or DRACONIS_GUEST_SECONDS: cargo test --test boot guest_verifies -- --include-ignored --nocapture"]
+#[ignore = "seconds, or DRACONIS_GUEST_SECONDS: cargo test --test disks guest_verifies -- --include-ignored --nocapture"]
 fn guest_verifies_file_of_killed_nbd_exports() {
     verify_with_kills(ImageKind::Raw, DiskDoor::Nbd);
 }
 
 /// Images that lose answered writes with their process, unless the guest has no write cache.
 #[test]
-#[ignore = "a minute, or DRACONIS_GUEST_SECONDS each: cargo test --test boot guest_verifies -- --include-ignored --nocapture"]
+#[ignore = "a minute, or DRACONIS_GUEST_SECONDS each: cargo test --test disks guest_verifies -- --include-ignored --nocapture"]
 fn guest_verifies_other_images_of_killed_exports() {
     verify_with_kills(ImageKind::Store, DiskDoor::NbdWithoutCache);
     verify_with_kills(ImageKind::Qcow2, DiskDoor::NbdWithoutCache);
