@@ -325,6 +325,7 @@ fn assert_trees_equal(
 }
 
 #[test]
+#[ignore = "tools: bsdtar"]
 fn archives_of_other_tools_are_unpacked() {
     if !has_archive_tools("archives of random trees") {
         return;
@@ -389,6 +390,7 @@ fn archives_of_other_tools_are_unpacked() {
 }
 
 #[test]
+#[ignore = "tools: bsdtar"]
 fn our_archives_unpack_with_other_tools() {
     if !has_archive_tools("archives of random volumes") {
         return;

@@ -169,6 +169,7 @@ fn run_page_commands(draconis: &Draconis, page: &Path) -> usize {
 }
 
 #[test]
+#[ignore = "tools: nbdinfo"]
 fn book_commands_work() {
     let draconis = Draconis::new();
     let typed: usize = book_pages().iter().map(|page| run_page_commands(&draconis, page)).sum();

@@ -85,6 +85,7 @@ fn assert_clean_by_e2fsck(draconis: &Draconis, image: &Path) {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn commands_change_volume_in_disk_image() {
     if !has_tool("changing disk images", "qemu-img") {
         return;
@@ -136,6 +137,7 @@ fn commands_change_volume_in_disk_image() {
 
 /// Shrinking truncates the file of an image to about the length of a converted copy.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn shrink_truncates_image_file() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("many");
@@ -214,6 +216,7 @@ fn cat_file(draconis: &Draconis, image: &Path, more: &[String], path: &str) -> V
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn mount_changes_volume_in_disk_image() {
     if !has_tool("changing disk images", "qemu-img")
         || !has_fuse("mounting disk images to be changed")
@@ -255,6 +258,7 @@ fn mount_changes_volume_in_disk_image() {
 /// After a worker is killed, the next one rebuilds the refcounts. If none follows, synced data is
 /// kept, and the next command that changes the image repairs the refcounts.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn image_is_repaired_after_worker_death() {
     if !has_tool("changing disk images", "qemu-img") || !has_fuse("killing workers of disk images")
     {
@@ -299,6 +303,7 @@ fn image_is_repaired_after_worker_death() {
 
 /// A standby worker opened the image before it grew: it must re-read the image's state.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn restarted_worker_sees_grown_image() {
     if !has_tool("growing disk images", "qemu-img") || !has_fuse("killing workers of disk images") {
         return;
@@ -336,6 +341,7 @@ fn restarted_worker_sees_grown_image() {
 /// An image with two backing files: they are opened for the mount, kept across worker deaths and an
 /// upgrade, and not changed.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn backing_chain_is_mounted_and_changed() {
     if !has_tool("chains of images", "qemu-img") || !has_fuse("mounting chains of images") {
         return;
@@ -453,6 +459,7 @@ fn backing_chain_is_mounted_and_changed() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn unwritable_images_are_read_only_with_reason() {
     if !has_tool("changing disk images", "qemu-img") {
         return;
@@ -482,6 +489,7 @@ fn unwritable_images_are_read_only_with_reason() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn internal_snapshot_keeps_old_contents() {
     if !has_tool("changing disk images", "qemu-img") {
         return;

@@ -54,6 +54,7 @@ fn assert_mountable(draconis: &Draconis, image: &Path, name: &str, is_changed: b
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn foreign_disk_images_are_read() {
     if !has_tool("images of other programs", "qemu-img") {
         return;
@@ -90,6 +91,7 @@ fn foreign_disk_images_are_read() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn our_disk_images_are_read_by_other_programs() {
     if !has_tool("images for other programs", "qemu-img") {
         return;
@@ -149,6 +151,7 @@ fn our_disk_images_are_read_by_other_programs() {
 
 /// A fixed VHD is a raw disk with a footer, which formatting preserves.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn format_keeps_fixed_vhd_footer() {
     if !has_tool("VHDs of fixed length", "qemu-img") {
         return;
@@ -198,6 +201,7 @@ fn format_keeps_fixed_vhd_footer() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn missing_backing_file_is_never_guessed() {
     if !has_tool("images that differ from others", "qemu-img") {
         return;
@@ -240,6 +244,7 @@ fn missing_backing_file_is_never_guessed() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn images_with_backing_files_are_read_only() {
     if !has_tool("images that differ from others", "qemu-img") {
         return;
@@ -283,6 +288,7 @@ fn images_with_backing_files_are_read_only() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn multi_file_images_find_their_extents() {
     if !has_tool("images in several files", "qemu-img") {
         return;
@@ -344,6 +350,7 @@ fn multi_file_images_find_their_extents() {
 
 /// One file contains both halves of a disk, in reverse order.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn vmdk_with_repeated_extent_is_read() {
     let draconis = Draconis::new();
     let raw = make_volume(&draconis);
@@ -372,6 +379,7 @@ fn vmdk_with_repeated_extent_is_read() {
 
 /// A single disk in an OVA archive is read in place; of several, the error lists the names.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn ova_archives_are_read_and_mounted() {
     if !has_tool("OVA archives", "qemu-img") {
         return;
@@ -407,6 +415,7 @@ fn ova_archives_are_read_and_mounted() {
 
 /// A split sparse image is joined when its first file is opened.
 #[test]
+#[ignore = "tools: simg2img"]
 fn split_android_sparse_images_are_read() {
     if !has_tool("split images", "simg2simg") {
         return;
@@ -426,6 +435,7 @@ fn split_android_sparse_images_are_read() {
 
 /// The backup GPT is used if the primary is damaged, with a note.
 #[test]
+#[ignore = "tools: sfdisk"]
 fn backup_gpt_is_used() {
     if !has_tool("GPT", "sfdisk") {
         return;
@@ -461,6 +471,7 @@ fn backup_gpt_is_used() {
 }
 
 #[test]
+#[ignore = "tools: xz"]
 fn compressed_images_are_read() {
     let draconis = Draconis::new();
     let raw = make_volume(&draconis);
@@ -493,6 +504,7 @@ fn compressed_images_are_read() {
 
 /// zstd files with a seek table are read in place.
 #[test]
+#[ignore = "tools: zstd"]
 fn seekable_compressed_images_are_read_in_place() {
     if !has_tool("seekable images", "zstd") {
         return;
@@ -558,6 +570,7 @@ fn make_partitioned_disk(draconis: &Draconis, label: &str, parts: &[Option<&Path
 }
 
 #[test]
+#[ignore = "tools: sfdisk"]
 fn single_partition_volume_is_chosen_and_several_are_listed() {
     if !has_tool("disks with partitions", "sfdisk") {
         return;

@@ -63,6 +63,7 @@ fn run_ends_with_the_status_of_its_command() {
 }
 
 #[test]
+#[ignore = "tools: nbdcopy"]
 fn images_of_every_kind_are_exported() {
     if !has_tool("exports", "nbdcopy") || !has_tool("exports", "qemu-img") {
         return;
@@ -113,6 +114,7 @@ fn images_of_every_kind_are_exported() {
 }
 
 #[test]
+#[ignore = "tools: nbdcopy"]
 fn raw_bytes_of_a_qcow2_file() {
     if !has_tool("raw exports", "nbdcopy") || !has_tool("raw exports", "qemu-img") {
         return;
@@ -134,6 +136,7 @@ fn raw_bytes_of_a_qcow2_file() {
 }
 
 #[test]
+#[ignore = "tools: nbdcopy"]
 fn partition_is_exported() {
     if !has_tool("exports", "nbdcopy") || !has_tool("exports of a partition", "sfdisk") {
         return;
@@ -153,6 +156,7 @@ fn partition_is_exported() {
 }
 
 #[test]
+#[ignore = "tools: nbdinfo"]
 fn holes_stay_holes() {
     use std::os::unix::fs::MetadataExt;
     if !has_tool("holes of exports", "nbdinfo") || !has_tool("holes of exports", "nbdcopy") {
@@ -183,6 +187,7 @@ fn holes_stay_holes() {
 }
 
 #[test]
+#[ignore = "tools: nbdcopy"]
 fn volumes_are_copied_both_ways() {
     if !has_tool("exports", "nbdcopy") || !has_tool("exports", "qemu-img") {
         return;
@@ -214,6 +219,7 @@ fn volumes_are_copied_both_ways() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn qemu_reads_and_writes() {
     if !has_tool("exports to QEMU", "qemu-img") || !has_tool("exports to QEMU", "qemu-io") {
         return;
@@ -371,6 +377,7 @@ fn once_ends_with_the_last_client_and_garbage_is_ignored() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn sigterm_under_load_leaves_clean_images() {
     if !has_tool("ends of exports", "qemu-img") {
         return;
@@ -395,6 +402,7 @@ fn sigterm_under_load_leaves_clean_images() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn flushed_data_survive_sigkill() {
     let Some(shell) = nbdsh("killed exports") else { return };
     if !has_tool("killed exports", "qemu-img") {
@@ -440,6 +448,7 @@ fn flushed_data_survive_sigkill() {
 }
 
 #[test]
+#[ignore = "tools: nbdcopy"]
 fn disk_in_a_bucket_is_exported() {
     if !has_tool("exports from a bucket", "nbdcopy") {
         return;

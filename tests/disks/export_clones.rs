@@ -172,6 +172,7 @@ fn connections_wait_for_their_turn() {
 }
 
 #[test]
+#[ignore = "tools: nbdcopy"]
 fn nbdcopy_reads_and_writes_clones() {
     if !has_tool("clones of exports", "nbdcopy") {
         return;

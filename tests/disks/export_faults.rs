@@ -206,6 +206,7 @@ fn write_during(
 }
 
 #[test]
+#[ignore = "tools: nbdfuse"]
 fn flushed_writes_survive_power_cuts_of_the_disk() {
     if !has_nbdfuse("exports on a disk without power") {
         return;
@@ -289,6 +290,7 @@ fn check_files(draconis: &Draconis, export: Export, files: u64, what: &str) {
 /// A volume that a client fills through an export, on a disk that loses power: after the replay of its
 /// journal each file that was put is there.
 #[test]
+#[ignore = "tools: nbdfuse"]
 fn volumes_survive_power_cuts_below_exports() {
     if !has_nbdfuse("volumes on a disk without power") || !has_tool("volumes", "e2fsck") {
         return;
@@ -468,6 +470,7 @@ fn flushed_writes_survive_faults_of_directory_bucket() {
 }
 
 #[test]
+#[ignore = "tools: versitygw"]
 fn flushed_writes_survive_faults_of_server_bucket() {
     if let Some(place) = TestBucket::server_bucket() {
         test_faults_of_bucket(place, true);
@@ -476,6 +479,7 @@ fn flushed_writes_survive_faults_of_server_bucket() {
 
 /// A volume in a bucket that a client fills through an export, during faults.
 #[test]
+#[ignore = "tools: nbdfuse"]
 fn volumes_survive_faults_of_server_bucket() {
     if !has_nbdfuse("volumes in a bucket") || !has_tool("volumes", "e2fsck") {
         return;

@@ -34,6 +34,7 @@ fn kill(draconis: &Draconis, mut export: Export, image: &str) {
 }
 
 #[test]
+#[ignore = "tools: nbdsh"]
 fn flushed_writes_survive_kills() {
     let draconis = Draconis::new();
     let socket = draconis.path("sock");
@@ -66,6 +67,7 @@ fn flushed_writes_survive_kills() {
 
 /// A volume made and filled through the export, which is killed meanwhile.
 #[test]
+#[ignore = "tools: nbdfuse"]
 fn journals_of_killed_exports_replay() {
     for tool in ["nbdfuse", "nbdcopy", "fusermount3", "e2fsck"] {
         if !has_tool("journals of killed exports", tool) {
@@ -121,6 +123,7 @@ fn kill_until_ended(draconis: &Draconis, image: &str, client: &mut Child) {
 }
 
 #[test]
+#[ignore = "tools: qemu-io"]
 fn clients_that_connect_again_see_no_error() {
     for tool in ["qemu-io", "nbdkit", "nbdcopy"] {
         if !has_tool("clients that connect again", tool) {

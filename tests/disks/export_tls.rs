@@ -32,6 +32,7 @@ fn make_certificates(dir: &Path) {
 }
 
 #[test]
+#[ignore = "tools: openssl"]
 fn qemu_and_libnbd_use_tls() {
     for tool in ["openssl", "qemu-img", "qemu-io", "nbdcopy"] {
         if !has_tool("exports with TLS", tool) {
@@ -109,6 +110,7 @@ fn qemu_and_libnbd_use_tls() {
 }
 
 #[test]
+#[ignore = "tools: openssl"]
 fn plain_text_is_refused() {
     if !has_tool("exports with TLS", "openssl") {
         return;

@@ -103,6 +103,7 @@ fn make_qcow2(draconis: &Draconis) -> Option<PathBuf> {
 
 /// Requests through the sandbox, to images of several kinds.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn images_of_every_kind_are_served() {
     let draconis = Draconis::new();
     let raw = draconis.path("a.img");
@@ -139,6 +140,7 @@ fn images_of_every_kind_are_served() {
 
 /// Each request is answered once, whichever process has carried it out.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn successors_of_killed_exports_answer_what_is_in_flight() {
     let draconis = Draconis::new();
     let image = draconis.path("a.img");

@@ -388,6 +388,7 @@ fn directory_volume_moves_between_machines() {
 }
 
 #[test]
+#[ignore = "tools: versitygw"]
 fn server_volume_moves_between_machines() {
     if has_fuse("mounts of buckets") {
         TestBucket::server_bucket().iter().for_each(test_volume_moves_between_machines);
@@ -400,6 +401,7 @@ fn commands_accept_directory_volumes() {
 }
 
 #[test]
+#[ignore = "tools: versitygw"]
 fn commands_accept_server_volumes() {
     TestBucket::server_bucket().iter().for_each(test_commands_on_bucket_volume);
 }
@@ -412,6 +414,7 @@ fn second_mount_of_directory_volume_is_refused_or_fences() {
 }
 
 #[test]
+#[ignore = "tools: versitygw"]
 fn second_mount_of_server_volume_is_refused_or_fences() {
     if has_fuse("mounts of buckets") {
         TestBucket::server_bucket().iter().for_each(test_second_mount_is_refused_or_fences);
@@ -426,6 +429,7 @@ fn killed_store_keeper_keeps_synced_data_in_directory() {
 }
 
 #[test]
+#[ignore = "tools: versitygw"]
 fn killed_store_keeper_keeps_synced_data_on_server() {
     if has_fuse("killing store keepers") {
         TestBucket::server_bucket().iter().for_each(test_killed_store_keeper_keeps_synced_data);
@@ -440,6 +444,7 @@ fn directory_mount_requires_unsent_journal() {
 }
 
 #[test]
+#[ignore = "tools: versitygw"]
 fn server_mount_requires_unsent_journal() {
     if has_fuse("mounts of buckets with journals") {
         TestBucket::server_bucket().iter().for_each(test_journal_recovers_synced_data);
@@ -447,6 +452,7 @@ fn server_mount_requires_unsent_journal() {
 }
 
 #[test]
+#[ignore = "tools: versitygw"]
 fn umount_reports_unsent_journal() {
     if has_fuse("mounts of buckets with journals") {
         TestBucket::server_bucket().into_iter().for_each(test_umount_reports_unsent_journal);
@@ -468,6 +474,7 @@ fn directory_mount_survives_worker_death_and_upgrade() {
 }
 
 #[test]
+#[ignore = "tools: versitygw"]
 fn server_mount_survives_worker_death_and_upgrade() {
     if has_fuse("killing workers of buckets") {
         TestBucket::server_bucket().iter().for_each(test_mount_survives_worker_death_and_upgrade);
@@ -475,6 +482,7 @@ fn server_mount_survives_worker_death_and_upgrade() {
 }
 
 #[test]
+#[ignore = "tools: versitygw"]
 fn mount_survives_server_outage() {
     if has_fuse("mounts of buckets") {
         TestBucket::server_bucket().into_iter().for_each(test_mount_during_server_outage);

@@ -262,6 +262,7 @@ fn followers_of_a_bucket_in_a_directory() {
 }
 
 #[test]
+#[ignore = "tools: versitygw"]
 fn followers_of_a_bucket_on_a_server() {
     let Some(mut place) = TestBucket::server_bucket() else { return };
     let store = place.address.clone();

@@ -167,6 +167,7 @@ mod tests {
     use crate::tests::{memory_disk, read_all, sample_contents};
 
     #[test]
+    #[ignore = "tools: simg2img"]
     fn split_image_is_joined_like_simg2img() {
         let dir = tempfile::tempdir().unwrap();
         let raw = [sample_contents(1 << 20), vec![0; 1 << 18], sample_contents(1 << 19)].concat();

@@ -153,6 +153,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "tools: qemu-img"]
     fn ova_disk_is_read_in_place() {
         for format in ["ustar", "gnu", "pax"] {
             let Some(archive) = build_ova(&[("vm-disk1.vmdk", 1 << 20)], format) else { return };
@@ -170,6 +171,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "tools: qemu-img"]
     fn truncated_archive_is_error() {
         let Some(archive) = build_ova(&[("vm-disk1.vmdk", 1 << 20)], "ustar") else { return };
         let told = open(memory_disk(archive[..20 << 10].to_vec()), &[]).err().unwrap().to_string();
@@ -177,6 +179,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "tools: qemu-img"]
     fn corrupt_archive_does_not_panic() {
         let Some(archive) = build_ova(&[("vm-disk1.vmdk", 1 << 16)], "gnu") else { return };
         let mut random = Random::new(7);

@@ -128,6 +128,7 @@ fn sqlite3(script: &str) -> Option<Output> {
 }
 
 #[test]
+#[ignore = "tools: sqlite3"]
 fn the_sqlite_program_loads_the_extension() {
     let test = TestStore::create(32 << 20);
     let load = format!(".load {}\n", extension().with_extension("").display());

@@ -141,11 +141,13 @@ fn boot_from(kind: ImageKind, door: DiskDoor) {
 }
 
 #[test]
+#[ignore = "tools: qemu-system-x86_64"]
 fn guest_boots_from_bucket_by_nbd() {
     boot_from(ImageKind::DirectoryBucket, DiskDoor::Nbd);
 }
 
 #[test]
+#[ignore = "tools: qemu-system-x86_64"]
 fn guest_boots_from_qcow2_by_vhost_user() {
     boot_from(ImageKind::Qcow2, DiskDoor::VhostUser);
 }
@@ -237,6 +239,7 @@ fn verify_with_kills(kind: ImageKind, door: DiskDoor) {
 }
 
 #[test]
+#[ignore = "tools: qemu-system-x86_64"]
 fn guest_verifies_store_of_killed_vhost_user_exports() {
     verify_with_kills(ImageKind::Store, DiskDoor::VhostUser);
 }

@@ -56,6 +56,7 @@ fn assert_volume_holds_guest_changes(draconis: &Draconis, image: &Path) {
 }
 
 #[test]
+#[ignore = "tools: qemu-system-x86_64"]
 fn ext2_guest_shuts_down_cleanly() {
     let Some(machine) = MachineRequirements::find_requirements("booting from ext2") else { return };
     let draconis = Draconis::new();
@@ -67,6 +68,7 @@ fn ext2_guest_shuts_down_cleanly() {
 }
 
 #[test]
+#[ignore = "tools: qemu-system-x86_64"]
 fn killed_ext4_guest_boots_again() {
     let Some(machine) = MachineRequirements::find_requirements("booting from ext4") else { return };
     let draconis = Draconis::new();
@@ -104,6 +106,7 @@ fn start_vhost_user(draconis: &Draconis, socket: &Path, disk: &Path) -> Child {
 
 /// The guest sees a pause, and no error, when its back end is killed and another one follows.
 #[test]
+#[ignore = "tools: qemu-system-x86_64"]
 fn guest_boots_from_vhost_user_exports_that_are_killed() {
     let test = "booting from a vhost-user export";
     let Some(machine) = MachineRequirements::find_requirements(test) else { return };
@@ -128,6 +131,7 @@ fn guest_boots_from_vhost_user_exports_that_are_killed() {
 }
 
 #[test]
+#[ignore = "tools: qemu-system-x86_64"]
 fn guest_boots_from_qcow2_partition() {
     let Some(machine) = MachineRequirements::find_requirements("booting from a partition") else {
         return;

@@ -59,6 +59,7 @@ fn run_while_workers_are_killed(work: impl Fn(&MountedVolume)) {
 }
 
 #[test]
+#[ignore = "tools: sqlite3"]
 fn database_survives_worker_deaths() {
     if can_run("loading a database", &["sqlite3"]) {
         for seed in test_seeds() {
@@ -70,6 +71,7 @@ fn database_survives_worker_deaths() {
 }
 
 #[test]
+#[ignore = "tools: git"]
 fn git_clone_survives_worker_deaths() {
     if can_run("cloning a repository", &["git"]) {
         test_seeds().for_each(|_| run_while_workers_are_killed(clone_repository));

@@ -52,6 +52,7 @@ fn random_sql_script(random: &mut Random, journal: &str) -> String {
 }
 
 #[test]
+#[ignore = "tools: sqlite3"]
 fn sqlite_database_keeps_integrity() {
     if !can_run("loading a database", &["sqlite3"]) {
         return;
@@ -89,6 +90,7 @@ pub fn run_database_workload(volume: &MountedVolume, seed: u64, journal: &str) {
 }
 
 #[test]
+#[ignore = "tools: plyvel"]
 fn key_value_store_is_read_back() {
     let has = |module: &str| {
         let import = format!("import {module}");
@@ -122,6 +124,7 @@ for turn in range(4):
 }
 
 #[test]
+#[ignore = "tools: git"]
 fn git_repository_is_cloned() {
     if !can_run("cloning a repository", &["git"]) {
         return;
@@ -182,6 +185,7 @@ pub fn build_program(volume: &MountedVolume) {
 }
 
 #[test]
+#[ignore = "tools: rsync"]
 fn rsync_finds_no_difference() {
     if !can_run("synchronising a tree", &["rsync"]) {
         return;
@@ -225,6 +229,7 @@ pub fn unpack_archive(volume: &MountedVolume) {
 }
 
 #[test]
+#[ignore = "tools: stress-ng"]
 fn stress_programs_run() {
     if !can_run("stressing", &["stress-ng"]) {
         return;

@@ -171,6 +171,7 @@ fn differencing_vmdk(dir: &Path, name: &str, below: &str, writes: &[&str]) {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn differencing_vmdk_reads_parent() {
     let dir = tempfile::tempdir().unwrap();
     let raw = sample_contents(9 << 20);
@@ -225,6 +226,7 @@ fn differencing_vmdk_reads_parent() {
 
 /// A raw backing file is never opened by its contents: a guest could name any file in it.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn raw_backing_file_is_not_probed() {
     let dir = tempfile::tempdir().unwrap();
     let raw = sample_contents(1 << 20);

@@ -284,6 +284,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "tools: qemu-img"]
     fn extents_are_concatenated_in_order() {
         let dir = tempfile::tempdir().unwrap();
         let raw = sample_contents(1 << 20);
@@ -311,6 +312,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "tools: qemu-img"]
     fn esxi_flat_disks_match_qemu() {
         let dir = tempfile::tempdir().unwrap();
         let text = "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n\
@@ -354,6 +356,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "tools: qemu-img"]
     fn several_extents_of_one_file_match_qemu() {
         let dir = tempfile::tempdir().unwrap();
         let raw = sample_contents(1 << 16);

@@ -182,6 +182,7 @@ fn needs_growing_file(options: &[&str]) -> bool {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn writable_image_conforms() {
     let dir = tempfile::tempdir().unwrap();
     for options in IMAGE_OPTIONS {
@@ -215,6 +216,7 @@ fn writable_image_conforms() {
 
 /// Random writes to an image with all types of clusters.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn writes_over_all_cluster_kinds_keep_neighbours() {
     let dir = tempfile::tempdir().unwrap();
     let raw = sample_contents(5 << 20);
@@ -277,6 +279,7 @@ fn writes_over_all_cluster_kinds_keep_neighbours() {
 
 /// Snapshots keep their contents, and other programs can delete them.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn snapshots_keep_their_contents() {
     let dir = tempfile::tempdir().unwrap();
     let commands = [
@@ -339,6 +342,7 @@ fn snapshots_keep_their_contents() {
 /// Every state after a power cut opens, holds all durable and no unwritten data, and has no damage
 /// but leaks; the next writer repairs those.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn power_cut_keeps_durable_writes() {
     let dir = tempfile::tempdir().unwrap();
     let cases: [(&[&str], bool, &[&str]); 10] = [
@@ -445,6 +449,7 @@ fn power_cut_keeps_durable_writes() {
 /// Whenever the writing process is killed, no table refers past the end of the file, which
 /// `qemu-img check` would call damage.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn killed_writer_leaves_no_reference_past_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let cases: [&[&str]; 3] = [&[], &["-o", "compat=0.10"], &["-o", "cluster_size=4k"]];
@@ -474,6 +479,7 @@ fn killed_writer_leaves_no_reference_past_the_end() {
 
 /// Every block of a VHDX image is a change of its log, which is filled several times.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn power_cut_leaves_valid_vhdx_log() {
     const BLOCK_COUNT: u64 = 150;
     let dir = tempfile::tempdir().unwrap();
@@ -517,6 +523,7 @@ fn power_cut_leaves_valid_vhdx_log() {
 /// Refcounts that QEMU left stale, as with lazy refcounts, are rebuilt; also if the file ends before
 /// the last cluster, which reads as zeros then.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn refcounts_of_an_unclosed_image_are_rebuilt() {
     let dir = tempfile::tempdir().unwrap();
     let options = ["-o", "lazy_refcounts=on"];
@@ -554,6 +561,7 @@ fn refcounts_of_an_unclosed_image_are_rebuilt() {
 
 /// More L2 tables than the cache holds: evicted ones are read again as they were changed.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn evicted_l2_tables_are_read_again() {
     const COUNT: u64 = 14;
     let dir = tempfile::tempdir().unwrap();
@@ -579,6 +587,7 @@ fn evicted_l2_tables_are_read_again() {
 /// Clusters are overwritten where they are, and free ones in the file are used before it grows. An
 /// image is marked as dirty while clusters are allocated.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn file_grows_only_without_free_clusters() {
     let dir = tempfile::tempdir().unwrap();
     let cases: [(&[&str], u64, u8); 2] =
@@ -598,6 +607,7 @@ fn file_grows_only_without_free_clusters() {
 
 /// A refcount table that moves twice: the clusters of the old one are free.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn moved_refcount_table_leaks_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let options = ["-o", "cluster_size=512,refcount_bits=64"];
@@ -614,6 +624,7 @@ fn moved_refcount_table_leaks_nothing() {
 
 /// A file that cannot grow is filled to its end, also with clusters that have no refcount block yet.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn file_that_cannot_grow_is_filled() {
     const CLUSTER: usize = 512;
     let dir = tempfile::tempdir().unwrap();
@@ -658,6 +669,7 @@ fn file_that_cannot_grow_is_filled() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn inconsistent_or_unknown_image_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     let Some(image) = create_image(dir.path(), &[], "8M", &["write -P 1 0 200k"]) else { return };
@@ -712,6 +724,7 @@ fn inconsistent_or_unknown_image_is_not_changed() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn a_failed_write_stops_writes_but_not_reads() {
     use draconis_testkit::{Fault, FaultDisk, FaultTarget};
     let dir = tempfile::tempdir().unwrap();

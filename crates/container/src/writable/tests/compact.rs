@@ -19,6 +19,7 @@ fn converted_len(dir: &Path, options: &[&str]) -> u64 {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn compacted_qcow2_has_minimal_length() {
     let dir = tempfile::tempdir().unwrap();
     let shapes: [&[&str]; 6] = [
@@ -71,6 +72,7 @@ fn compacted_qcow2_has_minimal_length() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn compacted_vhdx_has_only_used_blocks() {
     let dir = tempfile::tempdir().unwrap();
     let options = ["-f", "vhdx", "-o", "block_size=1M"];
@@ -99,6 +101,7 @@ fn compacted_vhdx_has_only_used_blocks() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn compaction_keeps_snapshots_and_compressed_clusters() {
     let dir = tempfile::tempdir().unwrap();
     let commands = [
@@ -142,6 +145,7 @@ fn compaction_keeps_snapshots_and_compressed_clusters() {
 /// Refcount blocks after what they count, and a refcount table that has grown, move, too.
 /// The clusters of a snapshot have other counts than the rest.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn compaction_moves_refcount_blocks_and_table() {
     let dir = tempfile::tempdir().unwrap();
     let snapshot = ["write -P 6 0 1M", "snapshot one"];
@@ -178,6 +182,7 @@ fn compaction_moves_refcount_blocks_and_table() {
 
 /// What was changed is compressed again, and compressed clusters move.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn compaction_keeps_compressed_images_short() {
     let dir = tempfile::tempdir().unwrap();
     let shapes: [&[&str]; 6] = [
@@ -231,6 +236,7 @@ fn compaction_keeps_compressed_images_short() {
 
 /// Discarded ranges never expose the backing file.
 #[test]
+#[ignore = "tools: qemu-img"]
 fn compaction_over_backing_file_keeps_or_zeroes_unused() {
     let dir = tempfile::tempdir().unwrap();
     let below = dir.path().join("below");
@@ -262,6 +268,7 @@ fn compaction_over_backing_file_keeps_or_zeroes_unused() {
 }
 
 #[test]
+#[ignore = "tools: qemu-img"]
 fn power_cut_during_compaction_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let cases: [(&[&str], bool); 9] = [
