@@ -203,8 +203,8 @@ fn bytes_below(path: &PathBuf) -> u64 {
 
 /// Seconds and growth of the store for many clones of one base: `--ignored --nocapture`.
 #[test]
-#[ignore = "a measurement, of seconds: clones in a file and in a bucket"]
-fn a_thousand_clones() {
+#[ignore = "by hand: measures clones in a file and in a bucket"]
+fn by_hand_a_thousand_clones() {
     for in_bucket in [false, true] {
         let bucket = TestBucket::directory_bucket();
         let draconis = &bucket.draconis;

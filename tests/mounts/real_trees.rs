@@ -34,6 +34,7 @@ fn choose_real_tree() -> (PathBuf, Vec<(&'static str, &'static str)>, String) {
 }
 
 #[test]
+#[ignore = "long: minutes: all of /usr/include in four ways"]
 fn real_tree_is_same_through_kernel_mount_get_and_tar() {
     let (tree, kinds, size) = choose_real_tree();
     for (kind, block) in kinds {
@@ -99,6 +100,7 @@ fn copy_through_tar(draconis: &Draconis, image: &Path) -> PathBuf {
 }
 
 #[test]
+#[ignore = "long: a minute: 60,000 names"]
 fn sixty_thousand_names_in_one_directory() {
     if !has_fuse("a large directory") {
         return;

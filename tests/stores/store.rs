@@ -348,6 +348,7 @@ fn full_store_can_be_emptied_and_grown() {
 /// Corrupts a store in written places, again and again: readable data is right, the check finds
 /// all damage, and salvage copies the rest.
 #[test]
+#[ignore = "long: a minute: damage anywhere"]
 fn damage_affects_only_its_object() {
     let draconis = Draconis::new();
     let store = create_store(&draconis);

@@ -101,6 +101,7 @@ fn fill_with_kernel(image: &Image, sizes: &[usize], step: usize) -> Option<FillR
 }
 
 #[test]
+#[ignore = "long: half a minute: fills volumes beside the kernel"]
 fn as_many_files_fit_as_with_kernel() {
     for arguments in [
         &["-t", "ext4", "-b", "1024", "-C", "16384", "-N", "3000", "-O", "bigalloc"][..],

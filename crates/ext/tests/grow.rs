@@ -178,6 +178,7 @@ const BIGALLOC_VOLUMES: &[&str] = &[
 ];
 
 #[test]
+#[ignore = "long: a minute: many sizes"]
 fn ext3_and_ext4_grow_in_small_steps_and_large_ones() {
     let source = tempfile::tempdir().unwrap();
     common::spoil::build_small_tree(source.path());
@@ -246,6 +247,7 @@ fn growth_beyond_reserved_gdt_uses_meta_bg() {
 
 /// Samples one in 64 of the states before the change; `DRACONIS_CUTS=1` checks all.
 #[test]
+#[ignore = "long: a minute: a power cut at each write"]
 fn power_loss_leaves_old_volume_or_resumable_change() {
     let source = tempfile::tempdir().unwrap();
     common::spoil::build_small_tree(source.path());

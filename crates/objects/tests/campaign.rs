@@ -51,6 +51,7 @@ fn large_script_run(seed: u64) -> Result<RunTally, Violation> {
 }
 
 #[test]
+#[ignore = "long: a minute: large scripts"]
 fn large_scripts_survive_power_cuts() {
     let first = env_number("SEED", 1);
     let mut all = RunTally::default();
@@ -87,6 +88,7 @@ fn real_segment_sizes_survive_power_cuts() {
 }
 
 #[test]
+#[ignore = "long: minutes: every sequence"]
 fn all_step_sequences_survive_power_cuts() {
     let groups = env_number("LETTERS", 2) as usize;
     let mut all = RunTally::default();

@@ -41,6 +41,7 @@ fn create_filled_image(layout: LayoutKind) -> Vec<u8> {
 }
 
 #[test]
+#[ignore = "long: minutes: damage of every sector"]
 fn check_finds_corruption_anywhere() {
     for layout in [LayoutKind::Log, LayoutKind::Cow, LayoutKind::Bucket] {
         let whole = create_filled_image(layout);

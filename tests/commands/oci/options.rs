@@ -284,6 +284,7 @@ fn unreadable_sources_are_refused_before_writing() {
 }
 
 #[test]
+#[ignore = "long: half a minute: an image of a GiB"]
 fn large_image_uses_little_memory() {
     let draconis = Draconis::new();
     let dir = draconis.make_dir("tree");

@@ -153,7 +153,7 @@ fn guest_boots_from_qcow2_by_vhost_user() {
 }
 
 #[test]
-#[ignore = "a minute: cargo test --test disks guests_boot_from_every_kind -- --ignored --nocapture"]
+#[ignore = "tools: qemu-system-x86_64; a minute"]
 fn guests_boot_from_every_kind() {
     for door in [DiskDoor::Nbd, DiskDoor::VhostUser] {
         use ImageKind::*;
@@ -245,20 +245,20 @@ fn guest_verifies_store_of_killed_vhost_user_exports() {
 }
 
 #[test]
-#[ignore = "seconds, or DRACONIS_GUEST_SECONDS: cargo test --test disks guest_verifies -- --include-ignored --nocapture"]
+#[ignore = "tools: qemu-system-x86_64; seconds, or DRACONIS_GUEST_SECONDS"]
 fn guest_verifies_file_of_killed_vhost_user_exports() {
     verify_with_kills(ImageKind::Raw, DiskDoor::VhostUser);
 }
 
 #[test]
-#[ignore = "seconds, or DRACONIS_GUEST_SECONDS: cargo test --test disks guest_verifies -- --include-ignored --nocapture"]
+#[ignore = "tools: qemu-system-x86_64; seconds, or DRACONIS_GUEST_SECONDS"]
 fn guest_verifies_file_of_killed_nbd_exports() {
     verify_with_kills(ImageKind::Raw, DiskDoor::Nbd);
 }
 
 /// Images that lose answered writes with their process, unless the guest has no write cache.
 #[test]
-#[ignore = "a minute, or DRACONIS_GUEST_SECONDS each: cargo test --test disks guest_verifies -- --include-ignored --nocapture"]
+#[ignore = "tools: qemu-system-x86_64; a minute, or DRACONIS_GUEST_SECONDS each"]
 fn guest_verifies_other_images_of_killed_exports() {
     verify_with_kills(ImageKind::Store, DiskDoor::NbdWithoutCache);
     verify_with_kills(ImageKind::Qcow2, DiskDoor::NbdWithoutCache);

@@ -86,6 +86,7 @@ fn run_with_fault(all: &[TestCase], omission: InjectedFault, is_made: bool) -> C
 }
 
 #[test]
+#[ignore = "long: a minute: each injected fault is a run"]
 fn injected_faults_are_detected() {
     if !crate::common::has_fault_hooks("breaking a mount") {
         return;

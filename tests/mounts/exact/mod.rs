@@ -146,6 +146,7 @@ fn new_verdict() -> ComparisonVerdict {
 }
 
 #[test]
+#[ignore = "long: minutes: every call, user and kind of file"]
 fn ext2_calls_match_kernel() {
     if !volumes::can_compare_mounts("comparing calls with the kernel's driver") {
         return;

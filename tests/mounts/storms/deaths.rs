@@ -121,6 +121,7 @@ fn reader_survives_worker_deaths() {
 /// The kernel writes pages back before it drops those that a direct write has made stale. A worker
 /// that dies meanwhile must end without that; otherwise it cannot be replaced.
 #[test]
+#[ignore = "long: a minute: hundreds of deaths"]
 fn direct_and_mapped_writes_survive_worker_deaths() {
     if !can_run("mapping a file", &["python3", "dd"]) {
         return;

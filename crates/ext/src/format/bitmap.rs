@@ -250,8 +250,8 @@ mod tests {
 
     /// `cargo test --release -- --ignored --nocapture a_block_of_bits`.
     #[test]
-    #[ignore = "measures"]
-    fn bitmap_block_is_searched_quickly() {
+    #[ignore = "by hand: measures"]
+    fn by_hand_bitmap_block_is_searched_quickly() {
         let mut full = vec![0xFF; 4096];
         let time = |what: &str, work: &dyn Fn() -> Option<u32>| {
             let start = std::time::Instant::now();

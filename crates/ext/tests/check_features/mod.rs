@@ -49,6 +49,7 @@ fn matches_line_filter(line: &str) -> bool {
 }
 
 #[test]
+#[ignore = "long: a minute: the kernel fills a volume of each kind"]
 fn kernel_filled_volumes_are_clean() {
     let all: Vec<&str> =
         table::COMBINATIONS.iter().copied().filter(|it| matches_line_filter(it)).collect();
@@ -165,6 +166,7 @@ fn build_base_volumes(lines: &[&str]) -> Vec<BaseVolume> {
 }
 
 #[test]
+#[ignore = "long: a minute: hundreds of volumes"]
 fn verdict_matches_e2fsck() {
     let all: Vec<&str> =
         LINES_TO_CORRUPT.iter().copied().filter(|it| matches_line_filter(it)).collect();

@@ -47,6 +47,7 @@ fn lines_to_test() -> (Vec<String>, DataScale, u64) {
 }
 
 #[test]
+#[ignore = "long: minutes: a hundred combinations of features"]
 fn kernel_written_volumes_are_read() {
     let (lines, scale, seed) = lines_to_test();
     let results = pool::run_each_in_threads(THREADS, &lines, |line| {
@@ -60,6 +61,7 @@ fn kernel_written_volumes_are_read() {
 }
 
 #[test]
+#[ignore = "long: a minute: combinations of features"]
 fn kernel_written_journals_are_read() {
     let seed = number_from_env("DRACONIS_MATRIX_SEED").unwrap_or(1);
     let rounds = number_from_env("DRACONIS_MATRIX").map_or(1, |more| 2 + more / 20);

@@ -3,6 +3,7 @@
 use super::assert_same_layout_as_mke2fs;
 
 #[test]
+#[ignore = "long: a minute: many geometries"]
 fn bigalloc_quota_and_mmp_volumes_equal_mke2fs_byte_for_byte() {
     for (arguments, size) in [
         ("-t ext4 -O mmp", 30000),

@@ -620,6 +620,7 @@ fn requested_free_space_is_left() {
 
 /// Random arguments; `DRACONIS_LAYOUTS=1000` tries more.
 #[test]
+#[ignore = "long: a minute: many sizes"]
 fn random_size_layout_matches_mke2fs() {
     let count = std::env::var("DRACONIS_LAYOUTS").ok().and_then(|text| text.parse().ok());
     let mut random = Random::new(11);

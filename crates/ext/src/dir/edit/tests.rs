@@ -393,8 +393,8 @@ fn random_bytes_do_not_panic() {
 
 /// Run with `cargo test --release -- --ignored --nocapture a_full_block`: cost of a slot search.
 #[test]
-#[ignore = "measures"]
-fn full_block_is_searched_quickly() {
+#[ignore = "by hand: measures"]
+fn by_hand_full_block_is_searched_quickly() {
     for len in [4, 8, 12, 24] {
         let mut block =
             empty_block(DirBlockFormat { block_bytes: 4096, filetype: true, has_checksums: false });
