@@ -22,6 +22,7 @@ fn copies_per_byte_in_tenths(bytes: usize, what: impl FnOnce()) -> u64 {
 /// A single test, because the counter is global to the process.
 #[test]
 fn copies_per_byte_match_documentation() {
+    draconis_testkit::in_own_process!();
     with_simulated_mount(16 << 20, |kernel, _| {
         let file = kernel.create(1, "file").unwrap();
         let piece: Vec<u8> = (0..REQUEST_BYTES).map(|at| (at * 7 + at / 251) as u8).collect();

@@ -10,6 +10,7 @@ const WRITE_COUNT: usize = 24;
 
 #[test]
 fn writes_succeed_with_full_buffer_pool() {
+    draconis_testkit::in_own_process!();
     with_simulated_mount(POOL_BYTES, |kernel, rooms| {
         let file = kernel.create(1, "file").unwrap();
         let piece = |nth: usize| -> Vec<u8> {

@@ -183,6 +183,7 @@ fn follower_is_away() {
 /// One test: both measure the memory of the process.
 #[test]
 fn an_hour_away_ends_with_everything_written_and_the_newest_commit_read() {
+    draconis_testkit::in_own_process!();
     writer_is_away();
     follower_is_away();
 }

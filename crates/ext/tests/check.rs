@@ -174,6 +174,7 @@ fn known_verdict_difference(
 /// Any bytes give a result, in bounded time and memory.
 #[test]
 fn check_survives_corrupt_images() {
+    draconis_testkit::in_own_process!();
     for seed in 0..1500 {
         let Some(base) = base_images().get(seed as usize % base_images().len().max(1)) else {
             return;

@@ -75,6 +75,7 @@ fn storms_on_valid_images_leave_them_clean() {
 
 #[test]
 fn storms_on_corrupt_structures_terminate() {
+    draconis_testkit::in_own_process!();
     let (mut opened, mut stopped) = (0, 0);
     let rounds = scaled_rounds(600);
     for seed in 0..rounds {
@@ -97,6 +98,7 @@ fn storms_on_corrupt_structures_terminate() {
 
 #[test]
 fn storms_on_corrupt_clusters_extents_and_quotas_terminate() {
+    draconis_testkit::in_own_process!();
     let source = tempfile::tempdir().unwrap();
     build_small_tree(source.path());
     let features = "bigalloc,quota,^has_journal,^metadata_csum,^64bit";
@@ -126,6 +128,7 @@ fn storms_on_corrupt_clusters_extents_and_quotas_terminate() {
 
 #[test]
 fn storms_on_wrong_bitmaps_and_descriptors_terminate() {
+    draconis_testkit::in_own_process!();
     for seed in 0..scaled_rounds(400) {
         let Some(base) = base_image(seed) else { return };
         let mut random = Random::new(seed ^ 0xB175);
@@ -149,6 +152,7 @@ fn storms_on_wrong_bitmaps_and_descriptors_terminate() {
 
 #[test]
 fn storms_on_flipped_bytes_terminate() {
+    draconis_testkit::in_own_process!();
     for seed in 0..scaled_rounds(300) {
         let Some(base) = base_image(seed) else { return };
         let mut random = Random::new(seed ^ 0xF11C);
@@ -253,6 +257,7 @@ fn dirent_and_xattr_block_ranges(image: &[u8]) -> Vec<std::ops::Range<usize>> {
 
 #[test]
 fn corrupt_volumes_are_grown_or_refused() {
+    draconis_testkit::in_own_process!();
     let mut grown = 0;
     for seed in 0..scaled_rounds(600) {
         let Some(base) = base_image(seed) else { return };
@@ -323,6 +328,7 @@ fn maximum_size_hole_is_cheap() {
 
 #[test]
 fn directory_with_cyclic_block_map_can_be_changed() {
+    draconis_testkit::in_own_process!();
     let Some(image) = Image::make(None, "16M", &["-b", "65536"]) else { return };
     // The last block of the volume points to itself everywhere.
     let last = 255u32;

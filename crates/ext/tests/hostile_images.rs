@@ -38,6 +38,7 @@ fn valid_images_read_without_errors() {
 
 #[test]
 fn corrupt_structures_do_not_hang_or_panic() {
+    draconis_testkit::in_own_process!();
     let (mut opened, mut damaged) = (0, 0);
     let sound: Vec<ReadOutcome> = base_images()
         .iter()
@@ -71,6 +72,7 @@ fn corrupt_structures_do_not_hang_or_panic() {
 
 #[test]
 fn flipped_bytes_do_not_hang_or_panic() {
+    draconis_testkit::in_own_process!();
     for seed in 0..scaled_rounds(500) {
         let Some(base) = base_images().get(seed as usize % base_images().len().max(1)) else {
             return;
@@ -123,6 +125,7 @@ fn random_bytes_do_not_hang_or_panic() {
 /// A superblock claims far more groups than the disk holds.
 #[test]
 fn bogus_group_count_takes_no_memory() {
+    draconis_testkit::in_own_process!();
     let arguments = ["-t", "ext4", "-O", "^has_journal,^metadata_csum,64bit,bigalloc"];
     let Some(image) = common::Image::make(None, "1M", &[&arguments[..], &["-b", "1024"]].concat())
     else {

@@ -57,12 +57,14 @@ fn run_corrupt_images(
 
 #[test]
 fn corrupt_images_do_not_panic() {
+    draconis_testkit::in_own_process!();
     let (opened, refused) = run_corrupt_images(None, 1500, torture::exercise_image);
     println!("{opened} opened, {refused} refused");
 }
 
 #[test]
 fn corrupt_images_with_valid_checksums_do_not_panic() {
+    draconis_testkit::in_own_process!();
     let (opened, refused) =
         run_corrupt_images(Some(InjectedFault::Sums), 1500, torture::exercise_image);
     println!("{opened} opened, {refused} refused");
@@ -70,6 +72,7 @@ fn corrupt_images_with_valid_checksums_do_not_panic() {
 
 #[test]
 fn salvage_of_corrupt_images_does_not_panic() {
+    draconis_testkit::in_own_process!();
     for without in [None, Some(InjectedFault::Sums)] {
         let (salvaged, refused) = run_corrupt_images(without, 150, torture::salvage_image);
         println!("{without:?}: {salvaged} salvaged, {refused} refused");
@@ -84,6 +87,7 @@ const FUZZER_INPUT: &[u8] = include_bytes!("fuzzed.bin");
 
 #[test]
 fn fuzzer_input_does_not_panic() {
+    draconis_testkit::in_own_process!();
     let bases: Vec<_> = (0..8).map(|seed| torture::base_image(seed).unwrap()).collect();
     draconis_objects::test_hooks::set_thread_settings(TestSettings {
         fault: Some(InjectedFault::Sums),

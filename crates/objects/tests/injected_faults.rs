@@ -61,6 +61,7 @@ const FAULTS_AND_SEARCHES: [(InjectedFault, ViolationSearch); 15] = [
 
 #[test]
 fn every_injected_fault_is_detected() {
+    draconis_testkit::in_own_process!();
     silence_panic_messages();
     let only = std::env::var("ONLY").ok();
     let unseen: Vec<_> = FAULTS_AND_SEARCHES

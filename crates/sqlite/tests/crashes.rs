@@ -70,6 +70,7 @@ fn cut_everywhere(name: &str, prepare: &str, subsets: u32) -> (usize, Vec<String
 /// All in one test: limits and hooks are those of the process.
 #[test]
 fn every_power_cut_leaves_whole_transactions() {
+    draconis_testkit::in_own_process!();
     set_memory_limit(24 << 10);
     let subsets = std::env::var("DRACONIS_SQLITE_SUBSETS").map_or(1, |text| text.parse().unwrap());
     let (states, wrong) = cut_everywhere("cuts.store", "", subsets);
@@ -159,6 +160,7 @@ fn expected_next(now: &Contents, acknowledged: usize) -> Option<Contents> {
 
 #[test]
 fn the_text_of_an_error_of_the_disk_is_kept() {
+    draconis_testkit::in_own_process!();
     let disk = Arc::new(FaultDisk::new(MemoryDisk::new(vec![0; DISK_BYTES], 512)));
     create_on(disk.clone());
     let shared = share("error.store", disk.clone());

@@ -26,6 +26,7 @@ fn insert(rows: u32) -> String {
 /// All in one test: the limit is that of the process.
 #[test]
 fn long_transactions_go_on_in_the_store() {
+    draconis_testkit::in_own_process!();
     let test = TestStore::create(512 << 20);
     set_memory_limit(1 << 20);
     set_cache_limit(8 << 20);

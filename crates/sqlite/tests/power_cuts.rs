@@ -271,6 +271,7 @@ fn cut_again(image: Vec<u8>, seed: u64, wanted: &Contents, tally: &mut Tally) ->
 /// All in one test: limits and hooks are those of the process.
 #[test]
 fn every_power_cut_leaves_a_transaction_of_the_history() {
+    draconis_testkit::in_own_process!();
     let number = |name: &str, default| {
         std::env::var(name).map_or(default, |text| text.parse::<u64>().unwrap())
     };

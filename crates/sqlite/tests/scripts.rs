@@ -127,6 +127,7 @@ fn run_script(seed: u64, dir: &Path, ours: impl Fn(&str) -> String) {
 
 #[test]
 fn scripts_have_the_same_results_in_a_store_in_a_bucket_and_in_a_file() {
+    draconis_testkit::in_own_process!();
     let number = |name: &str, default| {
         std::env::var(name).map_or(default, |text| text.parse::<u64>().unwrap())
     };
