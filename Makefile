@@ -180,11 +180,10 @@ install:
 	@$(MAKE) --no-print-directory install-helper || echo "not installed: $(SBINDIR)/mount.fuse.draconis, by which mount(8) and /etc/fstab mount: as root, make install-helper PREFIX=$(PREFIX)"
 	@[ -n "$(DESTDIR)" ] || $(PREFIX)/bin/draconis upgrade
 
-# What `draconis lab` starts: the benchmarks, and the key-value stores that they compare.
+# What `draconis lab` starts: the benchmarks, and the key-value stores that they compare. LevelDB
+# and RocksDB are among those where libleveldb-dev and librocksdb-dev are installed.
 install-lab:
-	@tools/packages bench
-	@echo "building the lab and the stores beside it, optimised: about 40 minutes and 6 GB the first time on 2 cores (here: $$(nproc))"
-	@# A make of its own: which peers are there is known after their packages are installed.
+	@echo "building the lab and the stores beside it ($(PEERS)), optimised: about 40 minutes and 6 GB the first time on 2 cores (here: $$(nproc))"
 	@$(MAKE) --no-print-directory lab-programs
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -s -m 755 $(addprefix $(or $(CARGO_TARGET_DIR),target)/release/,draconis-lab draconis-lab-peers) $(DESTDIR)$(PREFIX)/bin

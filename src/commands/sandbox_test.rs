@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 fn format_outcome(outcome: &AttemptOutcome) -> String {
     match outcome {
-        AttemptOutcome::Succeeded => "SUCCEEDED".into(),
+        AttemptOutcome::Succeeded => "succeeded".into(),
         AttemptOutcome::Killed => "killed by seccomp".into(),
         AttemptOutcome::Refused(why) => why.clone(),
     }
