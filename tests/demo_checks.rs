@@ -126,6 +126,29 @@ fn status_shows_mounts_below_directories() {
     host.unmount_all();
 }
 
+#[test]
+fn status_of_directory_leaves_out_dead_mounts_elsewhere() {
+    if !has_fuse() {
+        return;
+    }
+    let mut host = Host::new();
+    host.mount("dead");
+    host.mount("alive");
+    let status: serde_json::Value =
+        serde_json::from_str(&host.run_ok(&["status", "--json", "dead"])).unwrap();
+    let keeper = status["mounts"][0]["keeper_pid"].as_i64().unwrap();
+    let keeper = rustix::process::Pid::from_raw(keeper as i32).unwrap();
+    rustix::process::kill_process(keeper, rustix::process::Signal::KILL).unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !host.run_ok(&["status", "dead"]).contains("dead      ") {
+        assert!(std::time::Instant::now() < until, "the keeper does not die");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let text = host.run_ok(&["status", "alive"]);
+    assert!(text.contains(" (serving)") && !text.contains("dead"), "{text}");
+    host.unmount_all();
+}
+
 fn sorted(paths: &[impl AsRef<Path>]) -> Vec<PathBuf> {
     let mut paths: Vec<_> = paths.iter().map(|path| path.as_ref().to_path_buf()).collect();
     paths.sort();
