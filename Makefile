@@ -6,17 +6,18 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-all suites mutants test-often test-release applications long long-images exact matrix lint loom crash crash-store use-store faults lab bench bench-channel lab-programs install install-program install-units install-helper install-lib install-sqlite lib sqlite header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test test-all suites mutants test-often test-release applications long long-images exact matrix lint loom crash crash-store use-store faults lab bench bench-channel lab-programs install install-lab install-program install-units install-helper install-lib install-sqlite lib sqlite header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
 
-# Builds, makes a volume, mounts it in its sandbox, works in it, has it judged.
+# Builds, tries to break out of a worker's sandbox, mounts a volume, kills its worker under a copy,
+# has the volume judged.
 demo:
 	@tools/packages demo
-	@echo "building the program for the tour, not optimised: about two minutes the first time; the tour takes ten seconds"
+	@echo "building the program for the tour, not optimised: about three minutes and 600 MB the first time; the tour takes half a minute and 500 MB of $${TMPDIR:-/tmp}"
 	$(CARGO) build --profile demo --no-default-features --locked
-	@tools/demo target/demo/draconis
+	@tools/demo $(or $(CARGO_TARGET_DIR),target)/demo/draconis
 
 # Every capability in its short form. Needs e2fsprogs; fuse3, attr and acl for all of it, and root to
 # compare with the kernel.
@@ -176,15 +177,25 @@ lab-programs:
 	$(CARGO) build --release --locked -p draconis-lab
 	$(CARGO) build --release --locked -p draconis-peers --features $(PEERS)
 
-install: all lab-programs
+# The program, its pages, completions and units; not the lab.
+install:
+	@echo "building the program, optimised: about 12 minutes and 2 GB the first time on 2 cores (here: $$(nproc)), without the lab (make install-lab)"
+	@$(MAKE) --no-print-directory all
 	@$(MAKE) --no-print-directory install-program STRIP=-s
-	install -s -m 755 target/release/draconis-lab target/release/draconis-lab-peers $(DESTDIR)$(PREFIX)/bin
 	@$(MAKE) --no-print-directory install-units
 	@$(MAKE) --no-print-directory install-helper || echo "not installed: $(SBINDIR)/mount.fuse.draconis, by which mount(8) and /etc/fstab mount: as root, make install-helper PREFIX=$(PREFIX)"
 	@[ -n "$(DESTDIR)" ] || $(PREFIX)/bin/draconis upgrade
 
+# What `draconis lab` starts: the benchmarks, and the key-value stores that they compare. LevelDB
+# and RocksDB are among those where libleveldb-dev and librocksdb-dev are installed.
+install-lab:
+	@echo "building the lab and the stores beside it ($(PEERS)), optimised: about 40 minutes and 6 GB the first time on 2 cores (here: $$(nproc))"
+	@$(MAKE) --no-print-directory lab-programs
+	install -d $(DESTDIR)$(PREFIX)/bin
+	install -s -m 755 $(addprefix $(or $(CARGO_TARGET_DIR),target)/release/,draconis-lab draconis-lab-peers) $(DESTDIR)$(PREFIX)/bin
+
 # A program that is built already, with its pages and completions.
-PROGRAM ?= target/release/draconis
+PROGRAM ?= $(or $(CARGO_TARGET_DIR),target)/release/draconis
 install-program:
 	install -D $(STRIP) -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/draconis
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1

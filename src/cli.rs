@@ -8,8 +8,8 @@ use crate::bucket;
 use crate::commands::{
     cat, check, chmod, chown, complete_path, completions, cp, disk_process, export, format, get,
     grow, info, keeper, kv, lab, ln, ls, manpages, mkdir, mount, mv, put, repair, rescue, rm,
-    serve, set_label, shrink, stat, status, store, store_keeper, store_process, tar, touch, tree,
-    truncate, tune, umount, undelete, untar, upgrade, worker,
+    sandbox_test, serve, set_label, shrink, stat, status, store, store_keeper, store_process, tar,
+    touch, tree, truncate, tune, umount, undelete, untar, upgrade, worker,
 };
 
 /// Version and build.
@@ -92,6 +92,8 @@ pub enum Command {
     #[command(hide = true)]
     StoreProcess(store_process::Arguments),
     #[command(hide = true)]
+    SandboxTest(sandbox_test::Arguments),
+    #[command(hide = true)]
     Worker(worker::Arguments),
 }
 
@@ -142,6 +144,7 @@ impl Command {
             Self::DiskProcess(_) => disk_process::run(),
             Self::StoreKeeper(_) => store_keeper::run(),
             Self::StoreProcess(arguments) => store_process::run(&arguments),
+            Self::SandboxTest(arguments) => sandbox_test::run(&arguments),
             Self::Worker(arguments) => worker::run(&arguments),
         }
     }

@@ -26,6 +26,7 @@ pub mod put;
 pub mod repair;
 pub mod rescue;
 pub mod rm;
+pub mod sandbox_test;
 pub mod serve;
 pub mod set_label;
 pub mod shrink;

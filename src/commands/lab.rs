@@ -32,8 +32,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if error.kind() == ErrorKind::NotFound {
         bail!(
             "{LAB_PROGRAM}, the program that measures, is neither beside this one nor in PATH: \
-             `cargo build --release -p {LAB_PROGRAM}` in the sources builds it, and `make install` \
-             installs both"
+             `cargo build --release -p {LAB_PROGRAM}` in the sources builds it, and `make install-lab` \
+             installs it"
         );
     }
     Err(error).with_context(|| program.display().to_string())

@@ -1,6 +1,6 @@
 //! `draconis status`
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::bail;
@@ -11,6 +11,7 @@ use draconis_service::mount_table;
 use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
 use draconis_service::remote_disk::UNSENT_PREFIX;
 
+use super::mount::resolve_mount_point;
 use crate::report;
 use crate::text::{escape_control_chars, format_bytes};
 
@@ -20,9 +21,15 @@ pub struct Arguments {
     /// Print JSON: an object with lists `mounts` and `exports`.
     #[arg(long)]
     json: bool,
+    /// Show only mounts at or below these directories, and no exports.
+    #[arg(value_name = "DIR")]
+    dirs: Vec<PathBuf>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let dirs = arguments.dirs.iter().map(|dir| resolve_mount_point(dir));
+    let dirs: Vec<_> = dirs.collect::<Result<_, _>>()?;
+    let is_shown = |at: &Path| dirs.is_empty() || dirs.iter().any(|dir| at.starts_with(dir));
     let directory = RuntimeDir::open()?;
     let mut status = match request_if_running(&directory, &Request::Status)? {
         Some(Reply::Status(status)) => status,
@@ -31,12 +38,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         // Without a manager there are no mounts.
         None => Status::default(),
     };
-    status.dead = mounts_without_keeper(&status.mounts);
-    status.exports = list_exports(&directory)?;
+    status.mounts.retain(|mount| is_shown(&mount.mount_point));
+    status.lost.retain(|lost| is_shown(&lost.mount_point));
+    status.dead = mounts_without_keeper(&status.mounts, is_shown);
+    // An export is at no directory.
+    status.exports = if dirs.is_empty() { list_exports(&directory)? } else { vec![] };
     if arguments.json {
         report::print_line(serde_json::to_string_pretty(&status)?)?;
     } else if status.mounts.is_empty() && status.dead.is_empty() && status.exports.is_empty() {
-        report::print_line("nothing is mounted")?;
+        report::print_line(match dirs.is_empty() {
+            true => "nothing is mounted",
+            false => "nothing is mounted there",
+        })?;
     }
     if !arguments.json {
         for mount in &status.mounts {
@@ -58,12 +71,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns this user's dead mounts that have lost their keeper.
-fn mounts_without_keeper(known: &[MountStatus]) -> Vec<LostMount> {
-    let is_known = |entry: &mount_table::MountEntry| {
-        known.iter().any(|mount| mount.mount_point == entry.mount_point)
+/// Returns this user's dead mounts that have lost their keeper, and are on a mount point that
+/// `is_shown` accepts. The others get no request.
+fn mounts_without_keeper(
+    known: &[MountStatus],
+    is_shown: impl Fn(&Path) -> bool,
+) -> Vec<LostMount> {
+    let is_skipped = |entry: &mount_table::MountEntry| {
+        !is_shown(&entry.mount_point)
+            || known.iter().any(|mount| mount.mount_point == entry.mount_point)
     };
-    let dead = mount_table::find_dead_mounts(rustix::process::geteuid(), is_known).into_iter();
+    let dead = mount_table::find_dead_mounts(rustix::process::geteuid(), is_skipped).into_iter();
     dead.map(|entry| LostMount {
         volume: entry.volume(),
         why: "its keeper is gone".into(),

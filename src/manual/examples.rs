@@ -49,6 +49,7 @@ pub const COMMAND_EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         "draconis-status",
         &[
             ("Show what is mounted", "draconis status"),
+            ("Only what is mounted at or below a directory", "draconis status mnt"),
             ("As JSON, for other programs", "draconis status --json"),
         ],
     ),

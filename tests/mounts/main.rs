@@ -7,6 +7,7 @@ mod route;
 
 mod bucket_mounts;
 mod copy_count;
+mod demo_checks;
 mod exact;
 mod mount;
 mod mount_keeper;

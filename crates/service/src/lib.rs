@@ -31,6 +31,7 @@ pub mod protocol;
 pub mod remote_disk;
 mod request_log;
 pub mod sandbox;
+pub mod sandbox_test;
 pub mod store_keeper;
 pub mod store_process;
 pub mod volume;

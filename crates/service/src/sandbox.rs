@@ -188,6 +188,19 @@ fn become_nobody() -> Result<(), ConfineError> {
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(step_error(step))
 }
 
+/// Traces `process` until this one ends, or gets the error that it may not. For tests of the
+/// sandbox.
+///
+/// # Errors
+/// The system's error.
+pub(crate) fn seize_process(process: rustix::process::Pid) -> std::io::Result<()> {
+    let process = process.as_raw_nonzero().get();
+    let no_address = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: PTRACE_SEIZE reads no memory: its address must be null, and its data are option bits.
+    let result = unsafe { libc::ptrace(libc::PTRACE_SEIZE, process, no_address, no_address) };
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
 fn drop_capabilities(keep: CapabilitySet) -> Result<(), ConfineError> {
     let have = rustix::thread::capabilities(None).map_err(step_error("capabilities"))?;
     let keep = have.permitted & keep;

@@ -73,6 +73,30 @@ fn session_config(writable: bool) -> SessionConfig {
     plan
 }
 
+/// Returns the limit of a worker's private memory, in bytes: eight times what it should need.
+pub(crate) fn worker_memory_limit_bytes(options: &MountOptions) -> u64 {
+    options.memory_limit_bytes() * 8
+}
+
+/// Returns the command that starts a worker as `subcommand` of this program. The caller sets its
+/// standard input: the control socket.
+pub(crate) fn worker_command(subcommand: &str, memory_limit_bytes: u64) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg(subcommand)
+        .arg("--memory")
+        .arg(memory_limit_bytes.to_string())
+        .env_clear()
+        .envs(injected_fault::inherited_variables())
+        // Huge pages for its caches: in a virtual machine, a page fault costs as much as reading
+        // the page.
+        .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+        .current_dir("/")
+        .process_group(0)
+        .stdout(Stdio::null());
+    command
+}
+
 /// A running worker.
 pub struct Worker {
     child: Option<Child>,
@@ -228,21 +252,10 @@ impl Worker {
         let (session, session_theirs) =
             offer(&session_config(matches!(source, VolumeSource::File { disk: Some(_), .. })))
                 .map_err(std::io::Error::from)?;
-        let child = Command::new("/proc/self/exe")
-            .arg("worker")
+        let child = worker_command("worker", worker_memory_limit_bytes(options))
             .args(matches!(source, VolumeSource::Store(_)).then_some("--remote"))
             .args(fuse_device.map(|_| "--rings"))
-            .arg("--memory")
-            .arg((options.memory_limit_bytes() * 8).to_string())
-            .env_clear()
-            .envs(injected_fault::inherited_variables())
-            // Huge pages for its caches: in a virtual machine, a page fault costs as much as
-            // reading the page.
-            .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-            .current_dir("/")
-            .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
             .spawn()?;
         let pid = child.id();
         // A child that is not reaped keeps its pid.

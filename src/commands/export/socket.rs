@@ -175,6 +175,7 @@ impl Socket {
     }
 
     /// Gives the client time until `deadline`.
+    #[cfg(feature = "tls")]
     pub fn set_deadline(&self, deadline: Instant) {
         *self.deadline.lock() = Some(deadline);
     }
