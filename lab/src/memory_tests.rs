@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use draconis_front::fuse::{self, Activity, Server, ServerOptions};
+use draconis_testkit::wait::wait_until;
 use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
@@ -62,11 +63,7 @@ impl Drop for TestMount {
         // A failed test may leave files open: do not wait for them.
         let force = std::thread::panicking();
         // A child of another test may hold our files between its fork and its exec.
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while let Err(error) = fuse::unmount(self.dir.path(), force) {
-            assert!(std::time::Instant::now() < until, "{error}");
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
+        wait_until("the mount is gone", || fuse::unmount(self.dir.path(), force).is_ok());
         if let Some(server) = self.server.take().filter(|_| !force) {
             server.join().unwrap();
         }
@@ -130,11 +127,7 @@ fn what_lost_its_name_lives_until_its_last_user_has_gone(m: &TestMount) {
         file.sync_all().unwrap();
     }
     drop(files);
-    let until = Instant::now() + Duration::from_secs(10);
-    while m.tree.count() > 1 {
-        assert!(Instant::now() < until, "{} are left", m.tree.count());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("removed files are gone", || m.tree.count() <= 1);
 }
 
 fn bytes_are_what_was_written_however_it_was(m: &TestMount) {

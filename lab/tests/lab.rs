@@ -296,11 +296,11 @@ fn stopped_run_leaves_only_results() {
         let entries = std::fs::read_dir(dir.path()).unwrap();
         entries.flatten().any(|entry| entry.file_name() != "out")
     };
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while !begun() && std::time::Instant::now() < until {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    std::thread::sleep(std::time::Duration::from_millis(50));
+    draconis_testkit::wait::wait_until("the experiment begins", begun);
+    draconis_testkit::wait::pause(
+        "the experiment is at work",
+        std::time::Duration::from_millis(50),
+    );
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));

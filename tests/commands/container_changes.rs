@@ -320,7 +320,10 @@ fn restarted_worker_sees_grown_image() {
         let worker = || draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap();
         for nth in 0..8u8 {
             // The standby worker may be ready by now: the next write is beyond the end that it saw.
-            std::thread::sleep(Duration::from_millis(200));
+            draconis_testkit::wait::pause(
+                "the standby worker may be ready by now",
+                Duration::from_millis(200),
+            );
             let grown = std::fs::File::create(at.join(format!("grown{nth}"))).unwrap();
             (&grown).write_all(&vec![nth + 1; 1 << 20]).unwrap();
             grown.sync_all().unwrap();

@@ -5,7 +5,6 @@ use crate::common;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use crate::common::{
     Draconis, FileProperties, IgnoredProperties, KernelMount, assert_same_trees, is_root,
@@ -762,14 +761,13 @@ fn killed_command_leaves_clean_volume() {
         put.args(["put", "-r", tree.to_str().unwrap(), &image.target("/x")]).stderr(Stdio::null());
         put.spawn().unwrap()
     };
-    let start = Instant::now();
-    assert!(put().wait().unwrap().success());
-    let whole = start.elapsed();
+    let (put_status, whole) = draconis_testkit::wait::measure(|| put().wait().unwrap());
+    assert!(put_status.success());
     image.run_and_check(&["rm", "-r", ":/x"]);
     let mut cut_off = 0;
     for nth in 1..=12 {
         let mut put = put();
-        std::thread::sleep(whole * nth / 12);
+        draconis_testkit::wait::pause("the kill comes at any moment", whole * nth / 12);
         put.kill().unwrap();
         put.wait().unwrap();
         let mended = Command::new("e2fsck").arg("-fp").arg(&image.path).output().unwrap();

@@ -103,7 +103,10 @@ fn growing_files_are_reported() {
             let mut file = File::options().append(true).open(&log).unwrap();
             while !stop.load(Ordering::Relaxed) {
                 file.write_all(line).unwrap();
-                std::thread::sleep(std::time::Duration::from_micros(20));
+                draconis_testkit::wait::pause(
+                    "the file grows slowly",
+                    std::time::Duration::from_micros(20),
+                );
             }
         });
         let new = draconis.path("b.img");

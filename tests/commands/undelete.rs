@@ -25,7 +25,10 @@ fn make_image(draconis: &Draconis) -> (PathBuf, BTreeMap<String, Vec<u8>>) {
     std::fs::set_permissions(tree.join("docs/a.txt"), PermissionsExt::from_mode(0o640)).unwrap();
     let image = draconis.path("deleted.img");
     mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", "1024"], "8M");
-    std::thread::sleep(std::time::Duration::from_millis(1100));
+    draconis_testkit::wait::pause(
+        "the clock shows another second",
+        std::time::Duration::from_millis(1100),
+    );
     for path in ["docs/a.txt", "docs/b.txt", "docs/old/c.txt"] {
         debugfs(&image, &format!("rm {path}"));
     }

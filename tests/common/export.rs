@@ -4,7 +4,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
 
 use draconis_device::Random;
 
@@ -138,7 +137,7 @@ impl SimpleClient {
     /// Connects to a socket, and chooses the default export.
     pub fn connect(socket: &Path) -> Self {
         let mut stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(draconis_testkit::wait::HANG_BOUND)).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
         stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
         let mut reply = [0; 10];

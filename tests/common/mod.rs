@@ -15,6 +15,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use draconis_device::Random;
+use draconis_testkit::wait::wait_for;
 pub use draconis_testkit::wait::wait_until;
 pub use draconis_testkit::{report_skipped, unmount_and_wait};
 
@@ -239,17 +240,14 @@ impl KernelMount {
     /// Runs mount(8). Retries while the loop device of a previous mount of the image is still
     /// detaching.
     fn run_mount(options: &str, image: &Path, at: &Path) -> std::io::Result<Output> {
-        for _ in 0..100 {
-            let mounted =
-                Command::new("mount").args(["-o", options]).arg(image).arg(at).output()?;
-            if mounted.status.success()
-                || !String::from_utf8_lossy(&mounted.stderr).contains("busy")
-            {
-                return Ok(mounted);
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Command::new("mount").args(["-o", options]).arg(image).arg(at).output()
+        wait_for("the loop device of a previous mount is free", || {
+            let mounted = Command::new("mount").args(["-o", options]).arg(image).arg(at).output();
+            let is_busy = mounted.as_ref().is_ok_and(|mounted| {
+                !mounted.status.success()
+                    && String::from_utf8_lossy(&mounted.stderr).contains("busy")
+            });
+            (!is_busy).then_some(mounted)
+        })
     }
 }
 

@@ -5,7 +5,7 @@
 pub mod kernel;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use draconis_device::{FileDisk, FileOptions, RemoteDisk};
 use draconis_exchange::channel::session::{Session, SessionConfig, accept, offer};
@@ -71,7 +71,7 @@ fn session_pair() -> (Arc<Session>, Arc<Session>) {
     };
     let (offer, socket) = offer(&plan).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
-    (host, accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap())
+    (host, accept(&socket, draconis_testkit::wait::hang_deadline()).unwrap())
 }
 
 /// Connects a simulated kernel to a worker with a buffer pool of `rooms_bytes`, whose volume is on

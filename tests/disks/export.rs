@@ -58,7 +58,7 @@ fn run_ends_with_the_status_of_its_command() {
     let told = draconis.run_ok([&line[..], &[text(&image)]].concat());
     assert!(told.trim().parse::<u16>().is_ok(), "{told}");
     // SIGINT is for the command; SIGTERM ends the export, which then has not succeeded.
-    assert_eq!(run("kill -INT $PPID; sleep 0.2; exit 5").status.code(), Some(5));
+    assert_eq!(run("kill -INT $PPID; exit 5").status.code(), Some(5));
     assert_eq!(run("kill -TERM $PPID; sleep 0.2; exit 5").status.code(), Some(128 + 15));
 }
 
@@ -354,7 +354,7 @@ fn once_ends_with_the_last_client_and_garbage_is_ignored() {
     let address = export.uri().strip_prefix("nbd://").unwrap().trim_end_matches('/').to_owned();
     let connect = || {
         let stream = TcpStream::connect(&address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(draconis_testkit::wait::HANG_BOUND)).unwrap();
         stream
     };
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b""] {
@@ -392,7 +392,10 @@ fn sigterm_under_load_leaves_clean_images() {
             let mut load = Command::new("qemu-img");
             load.args(bench).args(["-s", "8192", "-S", "40960", export.uri()]);
             let mut load = load.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-            std::thread::sleep(Duration::from_millis(200 + 150 * round));
+            draconis_testkit::wait::pause(
+                "the end comes at any moment",
+                Duration::from_millis(200 + 150 * round),
+            );
             export.end();
             assert!(!load.wait().unwrap().success());
         }
@@ -434,7 +437,10 @@ fn flushed_data_survive_sigkill() {
             let mut line = String::new();
             BufReader::new(client.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
             assert_eq!(line, "flushed\n");
-            std::thread::sleep(Duration::from_millis(seed * 10));
+            draconis_testkit::wait::pause(
+                "the kill comes at any moment",
+                Duration::from_millis(seed * 10),
+            );
             export.child.kill().unwrap();
             export.child.wait().unwrap();
             let _ = client.wait();

@@ -3,7 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
+
+use draconis_testkit::wait::measure;
 
 use crate::common::bucket::TestBucket;
 use crate::common::export::{
@@ -226,23 +227,25 @@ fn by_hand_a_thousand_clones() {
         let export = Export::at(draconis, "sock", &line);
         let socket = draconis.path("sock");
         let mut clients = vec![];
-        let mut last = (Instant::now(), bytes_below(&store));
-        let base = last.1;
+        let base = bytes_below(&store);
+        let mut before = base;
         for count in [1, 10, 100, 1000] {
             let new = count - clients.len();
-            clients.extend((0..new).map(|_| SimpleClient::connect(&socket)));
-            let (seconds, bytes) = (last.0.elapsed().as_secs_f64(), bytes_below(&store));
+            let connect = || clients.extend((0..new).map(|_| SimpleClient::connect(&socket)));
+            let seconds = measure(connect).1.as_secs_f64();
+            let bytes = bytes_below(&store);
             println!(
                 "bucket {in_bucket}: {count} clones: {:.2} ms and {} bytes for each of the last {new}",
                 seconds * 1000.0 / new as f64,
-                (bytes as i64 - last.1 as i64) / new as i64
+                (bytes as i64 - before as i64) / new as i64
             );
-            last = (Instant::now(), bytes);
+            before = bytes;
         }
-        let started = Instant::now();
-        drop(clients);
-        export.end();
-        let seconds = started.elapsed().as_secs_f64();
+        let end = || {
+            drop(clients);
+            export.end();
+        };
+        let seconds = measure(end).1.as_secs_f64();
         println!(
             "bucket {in_bucket}: all removed after {seconds:.2} s; the store had {base} bytes"
         );

@@ -231,10 +231,16 @@ fn flushed_writes_survive_power_cuts_of_the_disk() {
             let mut random = Random::new(seed);
             let mut left = None;
             let after = write_during(writers, &socket, || {
-                std::thread::sleep(Duration::from_millis(10 + random.next_below(120)));
+                draconis_testkit::wait::pause(
+                    "the fault comes at any moment",
+                    Duration::from_millis(10 + random.next_below(120)),
+                );
                 left = Some(lower.disk.cut(seed));
                 // Some clients hear of it, others do not.
-                std::thread::sleep(Duration::from_millis(random.next_below(3) * 20));
+                draconis_testkit::wait::pause(
+                    "some clients hear of it, others do not",
+                    Duration::from_millis(random.next_below(3) * 20),
+                );
                 export.child.kill().unwrap();
             });
             export.child.wait().unwrap();
@@ -314,7 +320,7 @@ fn volumes_survive_power_cuts_below_exports() {
             let wait = Duration::from_millis(40 + Random::new(seed).next_below(400));
             let (put, left) = std::thread::scope(|scope| {
                 let cut = scope.spawn(|| {
-                    std::thread::sleep(wait);
+                    draconis_testkit::wait::pause("the fault comes at any moment", wait);
                     lower.disk.cut(seed)
                 });
                 (put_files(&draconis, &fuse.file()), cut.join().unwrap())
@@ -373,7 +379,8 @@ impl BucketFault {
 
     /// Carries the fault out, and kills the export unless clients have to end by themselves.
     fn inject(self, place: &mut TestBucket, export: &mut Export, random: &mut Random) {
-        let pause = |ms| std::thread::sleep(Duration::from_millis(ms));
+        let pause =
+            |ms| draconis_testkit::wait::pause("the outage lasts", Duration::from_millis(ms));
         let outage_ms = 50 + random.next_below(600);
         match self {
             Self::KillExport => {}
@@ -434,7 +441,10 @@ fn test_faults_of_bucket(mut place: TestBucket, has_server: bool) {
         let fault = BucketFault::choose(&mut random, has_server);
         let mut export = start(&place);
         let after = write_during(writers, &socket, || {
-            std::thread::sleep(Duration::from_millis(20 + random.next_below(200)));
+            draconis_testkit::wait::pause(
+                "the fault comes at any moment",
+                Duration::from_millis(20 + random.next_below(200)),
+            );
             fault.inject(&mut place, &mut export, &mut random);
         });
         drop(export);
@@ -497,7 +507,10 @@ fn volumes_survive_faults_of_server_bucket() {
         let client = Draconis::new();
         let put = std::thread::scope(|scope| {
             let put = scope.spawn(|| put_files(&client, &file));
-            std::thread::sleep(Duration::from_millis(100 + random.next_below(600)));
+            draconis_testkit::wait::pause(
+                "the fault comes at any moment",
+                Duration::from_millis(100 + random.next_below(600)),
+            );
             fault.inject(&mut place, &mut export, &mut random);
             put.join().unwrap()
         });

@@ -51,7 +51,10 @@ fn flushed_writes_survive_kills() {
                 })
             });
             let threads: Vec<_> = threads.collect();
-            std::thread::sleep(Duration::from_millis(100 + 37 * (round % 20)));
+            draconis_testkit::wait::pause(
+                "the kill comes at any moment",
+                Duration::from_millis(100 + 37 * (round % 20)),
+            );
             kill(&draconis, export, &image);
             writers = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
             let export = Export::at(&draconis, "sock", &[&image]);
@@ -89,7 +92,10 @@ fn journals_of_killed_exports_replay() {
             let mut put = draconis.command();
             put.args(["put", "-r", text(&tree), &format!("{}:/", text(&file))]);
             let mut put = put.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-            std::thread::sleep(Duration::from_millis(20 + 61 * (round % 20)));
+            draconis_testkit::wait::pause(
+                "the kill comes at any moment",
+                Duration::from_millis(20 + 61 * (round % 20)),
+            );
             kill(&draconis, export, &image);
             let _ = put.wait();
             drop(fuse);
@@ -113,7 +119,10 @@ fn kill_until_ended(draconis: &Draconis, image: &str, client: &mut Child) {
             if client.try_wait().unwrap().is_some() {
                 return export.end();
             }
-            std::thread::sleep(Duration::from_millis(20));
+            draconis_testkit::wait::pause(
+                "the kill comes at any moment",
+                Duration::from_millis(20),
+            );
         }
         kill(draconis, export, image);
     }
@@ -155,7 +164,7 @@ fn clients_that_connect_again_see_no_error() {
         }
         let output = std::fs::File::create(draconis.path("said")).unwrap();
         let mut client = qemu.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(300));
+        draconis_testkit::wait::pause("the kill comes at any moment", Duration::from_millis(300));
         kill(&draconis, export, &image);
         kill_until_ended(&draconis, &image, &mut client);
         let said = std::fs::read_to_string(draconis.path("said")).unwrap();
@@ -171,7 +180,7 @@ fn clients_that_connect_again_see_no_error() {
         nbdkit.args(["retry=50", "retries=200", "retry-delay=1", "retry-exponential=no", "--run"]);
         nbdkit.arg(format!("nbdcopy --synchronous --flush {} $uri", text(&source)));
         let mut client = nbdkit.spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(150));
+        draconis_testkit::wait::pause("the kill comes at any moment", Duration::from_millis(150));
         drop(export);
         kill_until_ended(&draconis, &image, &mut client);
         assert!(client.wait().unwrap().success(), "{image}");

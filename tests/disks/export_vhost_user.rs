@@ -167,7 +167,10 @@ fn kill_with_requests_in_flight(draconis: &Draconis, image: &str, rounds: u32) {
             driver.guest.put_request(head, OUT, u64::from(head) * 64, &data, 0);
         }
         driver.kick();
-        std::thread::sleep(Duration::from_micros(u64::from(round % 10) * 150));
+        draconis_testkit::wait::pause(
+            "the kill comes at any moment",
+            Duration::from_micros(u64::from(round % 10) * 150),
+        );
         export.kill();
         let Driver { guest: left, .. } = driver;
         let export = Export::start(draconis, &[image]);
@@ -178,7 +181,7 @@ fn kill_with_requests_in_flight(draconis: &Draconis, image: &str, rounds: u32) {
         answered.sort_unstable();
         assert_eq!(answered, heads().collect::<Vec<_>>());
         assert!(heads().all(|head| driver.guest.status(head) == OK));
-        std::thread::sleep(Duration::from_millis(5));
+        draconis_testkit::wait::pause("a second answer would come now", Duration::from_millis(5));
         assert_eq!(driver.guest.take_used(), None, "nothing is answered twice");
         drop(driver.front_end);
         export.kill();

@@ -65,7 +65,7 @@ fn mount_of_killed_worker_stays_dead() {
     let reader = std::thread::spawn(move || {
         std::os::unix::fs::FileExt::read_at(&open, &mut [0; 1], 2 << 20)
     });
-    std::thread::sleep(Duration::from_millis(100));
+    draconis_testkit::wait::pause("the reader blocks", Duration::from_millis(100));
     signal_process(&worker, Signal::KILL);
     reader.join().unwrap().unwrap_err();
     assert!(wait_until_dead(&draconis).contains("was killed by signal 9"));
@@ -491,7 +491,10 @@ fn replacing_mount_waits_for_device() {
     let mut command = draconis.command();
     command.args(["mount", "--replace", "-o", options]).args([&device.0, &at]);
     let mut replacing = command.stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(4));
+    draconis_testkit::wait::pause(
+        "nothing may happen while the device is in use",
+        Duration::from_secs(4),
+    );
     assert_eq!(replacing.try_wait().unwrap(), None, "it did not wait");
     drop(held);
     let output = replacing.wait_with_output().unwrap();

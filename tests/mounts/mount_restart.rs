@@ -110,7 +110,10 @@ fn writes_survive_worker_death_during_unmount() {
                     output.status.success()
                 });
             });
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            draconis_testkit::wait::pause(
+                "the kill comes at any moment",
+                std::time::Duration::from_millis(100),
+            );
             signal_worker(&draconis, Signal::KILL);
             unmounting.join().unwrap();
         });

@@ -6,7 +6,6 @@ use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::time::Duration;
 
 use crate::common::volume::run_e2fsck;
 use crate::common::{
@@ -139,7 +138,7 @@ fn assert_clients_end(draconis: &Draconis, at: &Path, stop: impl FnOnce()) {
         wait_until("clients are at work", || made.load(Ordering::Relaxed) > 200);
         stop();
         for _ in 0..4 {
-            let end = ends.recv_timeout(Duration::from_secs(20));
+            let end = draconis_testkit::wait::receive(&ends);
             if end.is_err() {
                 // Or this thread would wait for clients that hang.
                 let _ = rustix::mount::unmount(at, rustix::mount::UnmountFlags::FORCE);

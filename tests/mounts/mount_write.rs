@@ -499,7 +499,10 @@ fn killed_worker_leaves_clean_volume() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        std::thread::sleep(Duration::from_millis(20 + random.next_below(1500)));
+        draconis_testkit::wait::pause(
+            "the kill comes at any moment",
+            Duration::from_millis(20 + random.next_below(1500)),
+        );
         volume.kill_worker();
         busy.wait().unwrap();
         run_e2fsck(&volume.image);

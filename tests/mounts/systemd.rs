@@ -52,7 +52,7 @@ fn manager_uses_passed_socket_and_notifies_readiness() {
     let run = draconis.make_dir("run");
     let socket = run.join("manager.sock");
     let told = UnixDatagram::bind(draconis.path("notify")).unwrap();
-    told.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+    told.set_read_timeout(Some(draconis_testkit::wait::HANG_BOUND)).unwrap();
     let mut command = Command::new("systemd-socket-activate");
     command.arg("--listen").arg(&socket);
     for (name, value) in

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use draconis_testkit::wait;
 
 use crate::common::bucket::TestBucket;
 use crate::common::wait_until;
@@ -47,7 +49,7 @@ fn writer_process() {
         }
         let ticket = kv.write(batch).map_err(|refused| refused.1).unwrap();
         kv.wait(ticket).unwrap();
-        std::thread::sleep(Duration::from_millis(2));
+        draconis_testkit::wait::pause("followers read between commits", Duration::from_millis(2));
     }
 }
 
@@ -121,10 +123,9 @@ impl Follower {
 
     /// Waits for a view of this commit or a later one; returns all views until then.
     fn wait_for(&self, commit: u64) -> Vec<View> {
-        let (mut views, end) = (vec![], Instant::now() + Duration::from_secs(30));
+        let mut views = vec![];
         while views.last().is_none_or(|view: &View| view.commit < commit) {
-            let left = end.saturating_duration_since(Instant::now());
-            let view = self.views.recv_timeout(left);
+            let view = wait::receive(&self.views);
             views.push(view.unwrap_or_else(|_| {
                 panic!("no view of commit {commit}: {}", self.stderr.lock().unwrap())
             }));
@@ -189,7 +190,7 @@ fn test_followers(place: &mut TestBucket, store: &str, outage: Option<&mut Outag
         for (follower, views) in followers.iter().zip(&mut views) {
             views.extend(follower.wait_for(seen + 1));
         }
-        std::thread::sleep(round);
+        draconis_testkit::wait::pause("the kill comes at any moment", round);
         writer.kill().unwrap();
         writer.wait().unwrap();
         // No follower is behind once the writer has stopped.

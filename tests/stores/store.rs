@@ -292,7 +292,10 @@ fn killed_load_leaves_whole_batches() {
     for turn in 0..12u64 {
         let mut load = draconis.command();
         let mut load = load.args(["kv", "load", store, file.to_str().unwrap()]).spawn().unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(turn * 13));
+        draconis_testkit::wait::pause(
+            "the kill comes at any moment",
+            std::time::Duration::from_millis(turn * 13),
+        );
         load.kill().unwrap();
         load.wait().unwrap();
         draconis.run_ok(["store", "check", store]);

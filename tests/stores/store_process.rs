@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use crate::common::{Draconis, has_tool};
 use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, SubmitOptions, Write};
@@ -63,7 +62,7 @@ fn own_pidfd() -> OwnedFd {
 }
 
 fn open_attached_disk(attached: &AttachedDisk) -> (RemoteDisk, Arc<Session>) {
-    let session = accept(&attached.socket, Instant::now() + Duration::from_secs(10)).unwrap();
+    let session = accept(&attached.socket, draconis_testkit::wait::hang_deadline()).unwrap();
     (open_session_disk(&session).unwrap(), session)
 }
 
@@ -307,7 +306,7 @@ fn failing_worker_loses_only_its_disk() {
     attach_disk(&process, "b");
     // A contract other than that of disks.
     let attached = process.attach("c", false, own_pidfd().as_fd()).unwrap();
-    let session = accept(&attached.socket, Instant::now() + Duration::from_secs(10)).unwrap();
+    let session = accept(&attached.socket, draconis_testkit::wait::hang_deadline()).unwrap();
     let end = session.client::<volume::Volume>(0).unwrap();
     let text = Block::private(64);
     drop(end.send(volume::Mount { options: text, len: 0 }));

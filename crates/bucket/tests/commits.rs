@@ -31,7 +31,10 @@ fn concurrent_puts_share_commit() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| kv.wait(first));
         // It would have submitted its commit by now if it did so before the interval.
-        std::thread::sleep(COMMIT_INTERVAL / 5);
+        draconis_testkit::wait::pause(
+            "a commit before the interval would be submitted by now",
+            COMMIT_INTERVAL / 5,
+        );
         let second = kv.put(b"second", b"1").unwrap();
         waiting.join().unwrap().unwrap();
         kv.wait(second).unwrap();

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use draconis_bucket::{BucketDisk, BucketOptions, Faults, JournalDevice, MemoryBucket};
 use draconis_device::{Disk, Error, Extent, Group, MemoryDisk, Random, Write};
+use draconis_testkit::wait::wait_until;
 use draconis_testkit::{Fault, FaultDisk, FaultTarget, conform};
 use draconis_types::Block;
 
@@ -165,9 +166,7 @@ fn uploads_resume_when_bucket_returns() {
         let reader = BucketDisk::open_to_read(engine, "memory", &options("", 3, None)).unwrap();
         (read(&reader, 100), read(&reader, 0)) == (Ok(1), Ok(77))
     };
-    while !is_there() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("the write is in the bucket", is_there);
 }
 
 #[test]
@@ -229,9 +228,9 @@ fn full_journal_blocks_writers() {
                 write(&disk, 100 + nth, nth as u8).unwrap();
             }
         });
-        while disk.journal_statistics().unwrap().full == 0 && !writing.is_finished() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("the journal is full", || {
+            disk.journal_statistics().unwrap().full > 0 || writing.is_finished()
+        });
         assert!(!writing.is_finished());
         away.store(false, Ordering::SeqCst);
     });

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::UnreachableBucket;
 use draconis_bucket::{BucketDisk, BucketOptions, MemoryBucket};
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{CreateOptions, Error, LayoutKind, OpenOptions, Profile, Store};
+use draconis_testkit::wait::{HangClock, wait_until};
 
 const DISK_BYTES: u64 = 256 << 20;
 /// Attempts of a writer in an hour: one every 3 seconds.
@@ -99,9 +100,7 @@ fn writer_is_away() {
             }
             failures
         });
-        while disk.write_state().away.is_none() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("the bucket is away", || disk.write_state().away.is_some());
         while disk.requests().puts - before < PROBES {
             let state = disk.write_state();
             assert!(state.waiting_bytes <= OUTAGE_BYTES * 5 / 4, "{state:?}");
@@ -112,7 +111,7 @@ fn writer_is_away() {
             if memory.is_none() && disk.requests().puts - before > PROBES / 4 {
                 memory = Some(resident_bytes());
             }
-            std::thread::sleep(Duration::from_millis(1));
+            draconis_testkit::wait::pause("polls the state", Duration::from_millis(1));
         }
         let grown = resident_bytes().saturating_sub(memory.unwrap());
         assert!(grown < 8 << 20, "{grown} bytes more");
@@ -141,7 +140,7 @@ fn follower_is_away() {
     assert!(follower.store().refresh().unwrap());
     is_away.store(true, Ordering::SeqCst);
     let before = reading.requests().lists;
-    let begun = Instant::now();
+    let clock = HangClock::start();
     let mut memory = 0;
     let mut said = String::new();
     for look in 1..=LOOKS {
@@ -177,7 +176,7 @@ fn follower_is_away() {
     assert_eq!(follower.store().newest_commit(), writer.store().newest_commit());
     let newest = LOOKS.to_string().repeat(1000);
     assert_eq!(follower.get(&key(0)).unwrap().unwrap(), newest.as_bytes());
-    eprintln!("follower: {looked} requests in {:?}, {grown} bytes more", begun.elapsed());
+    eprintln!("follower: {looked} requests in {:?}, {grown} bytes more", clock.elapsed());
 }
 
 /// One test: both measure the memory of the process.

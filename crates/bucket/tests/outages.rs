@@ -3,18 +3,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use draconis_bucket::{
     BucketApi, BucketDisk, BucketOptions, ListEntry, MemoryBucket, RequestError, RequestResult,
 };
 use draconis_device::{Disk, Error, Extent, Group, Ticket, Write};
+use draconis_testkit::wait::{wait_for, wait_until};
 use draconis_types::Block;
 
 const DEADLINE: Duration = Duration::from_millis(400);
-/// What takes longer does not end at the deadline, however busy the machine is.
-const HANG_TIMEOUT: Duration = Duration::from_secs(20);
+/// A deadline that no test waits for.
+const NEVER: Duration = Duration::from_secs(3600);
 
 /// A bucket that refuses changes while its switch is set.
 struct DenyingBucket(MemoryBucket, Arc<AtomicBool>);
@@ -105,23 +106,17 @@ fn mounted_writer_resumes_after_outage() {
     for round in 0..3 {
         denies.store(true, Ordering::SeqCst);
         let tickets = [write(&disk, 1, 2 + round), write(&disk, 2, 12 + round)];
-        let begun = Instant::now();
         let told = disk.wait_durable(tickets[1]).unwrap_err();
         assert!(matches!(&told, Error::Unreachable(why) if why.contains("AccessDenied")), "{told}");
-        let took = begun.elapsed();
-        assert!(took >= DEADLINE / 2 && took < HANG_TIMEOUT, "{took:?}");
         let state = disk.write_state();
         let (why, since) = state.away.clone().unwrap();
-        assert!(why.contains("403 AccessDenied") && since.elapsed().unwrap() < HANG_TIMEOUT);
+        assert!(why.contains("403 AccessDenied") && since <= SystemTime::now());
         assert!(state.waiting_bytes >= 8192 && state.error.is_none(), "{state:?}");
         assert_eq!([0, 1, 2].map(|at| read_byte(&disk, at)), [1, 2 + round, 12 + round]);
         // Visibility does not depend on the bucket.
         disk.wait_visible(tickets[1]).unwrap();
         denies.store(false, Ordering::SeqCst);
-        let until = Instant::now() + HANG_TIMEOUT;
-        while disk.wait_durable(tickets[1]).is_err() {
-            assert!(Instant::now() < until);
-        }
+        wait_until("the write is durable", || disk.wait_durable(tickets[1]).is_ok());
         disk.wait_durable(write(&disk, 3, round)).unwrap();
         assert!(disk.write_state().away.is_none());
     }
@@ -135,12 +130,9 @@ fn mounted_writer_resumes_after_outage() {
 fn denied_changes_fail_at_once_and_commands_time_out() {
     let (server, denies) = server_with_disk();
     denies.store(true, Ordering::SeqCst);
-    let begun = Instant::now();
-    let patient = BucketOptions { deadline: HANG_TIMEOUT, ..options(true) };
+    let patient = BucketOptions { deadline: NEVER, ..options(true) };
     let refused = open(&server, &denies, &patient).map(drop).unwrap_err();
     assert!(refused.to_string().contains("403 AccessDenied"), "{refused}");
-    // A first request that is repeated is repeated for 10 s.
-    assert!(begun.elapsed() < HANG_TIMEOUT / 4, "{:?}", begun.elapsed());
     denies.store(false, Ordering::SeqCst);
     let disk = open(&server, &denies, &options(false)).unwrap();
     disk.wait_durable(write(&disk, 0, 1)).unwrap();
@@ -156,10 +148,8 @@ fn close_during_outage_reports_unsent_data() {
     disk.wait_durable(write(&disk, 0, 1)).unwrap();
     denies.store(true, Ordering::SeqCst);
     disk.wait_durable(write(&disk, 0, 2)).unwrap_err();
-    let begun = Instant::now();
     disk.finish();
     disk.close();
-    assert!(begun.elapsed() < HANG_TIMEOUT, "{:?}", begun.elapsed());
     let left = disk.close_error().unwrap();
     assert!(left.contains("4096 bytes") && left.contains("AccessDenied"), "{left}");
     // A bucket that answers in time gets everything. The deadline leaves a busy machine time.
@@ -171,7 +161,7 @@ fn close_during_outage_reports_unsent_data() {
     disk.wait_durable(write(&disk, 0, 4)).unwrap_err();
     let switch = denies.clone();
     let heals = std::thread::spawn(move || {
-        std::thread::sleep(DEADLINE / 4);
+        draconis_testkit::wait::pause("the bucket is away for a while", DEADLINE / 4);
         switch.store(false, Ordering::SeqCst);
     });
     disk.finish();
@@ -197,14 +187,8 @@ fn fenced_writer_reports_fencing_without_writing() {
         ..options(true)
     };
     let other = open(&server, &denies, &other).unwrap();
-    std::thread::sleep(Duration::from_millis(600));
-    let until = Instant::now() + HANG_TIMEOUT;
-    let why = loop {
-        if let Some(why) = disk.write_state().error {
-            break why;
-        }
-        assert!(Instant::now() < until);
-    };
+    draconis_testkit::wait::pause("the other writer writes", Duration::from_millis(600));
+    let why = wait_for("the writer is fenced", || disk.write_state().error);
     assert!(why.contains("taken over by another machine"), "{why}");
     drop(other);
 }

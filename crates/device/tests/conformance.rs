@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use draconis_device::{
     Atomic, Disk, Error, Extent, FileDisk, FileOptions, Group, MemoryDisk, Pending, Properties,
@@ -25,7 +25,7 @@ use draconis_types::Block;
 use draconis_types::Refusal;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
 
-const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = draconis_testkit::wait::HANG_BOUND;
 /// Length of every disk of the suite; no multiple of direct I/O alignment.
 const DISK_BYTES: usize = 300 * 512;
 const LANES: u32 = 4;
@@ -440,7 +440,7 @@ fn client_killed_between_parts_writes_nothing() {
         let disk = FileDisk::open(image.path(), BUFFERED_OPTIONS).unwrap();
         assert_eq!(serve_remote_disk(&disk, ends, TEST_TIMEOUT), Ok(()));
         child.wait().unwrap();
-        session.wait_for_death(Instant::now() + TEST_TIMEOUT).unwrap();
+        session.wait_for_death(draconis_testkit::wait::hang_deadline()).unwrap();
         let audit = session.heap_usage();
         assert_eq!(audit.free_bytes, audit.total_bytes(), "{audit:?}");
         // Closing writes all submitted groups.
@@ -456,7 +456,7 @@ fn send_part(client: Client<disk::Disk>, more: bool) -> Client<disk::Disk> {
         vec![(0, filled_block(512, 0xaa)), (4096, filled_block(512, 0xbb))].try_into().unwrap();
     let ends = if more { List::new() } else { List::try_from(vec![2]).unwrap() };
     let part = Submit { blocks, ends, after: List::new(), mark: 0, durable: None, more };
-    let (reply, client) = client.call(part, Instant::now() + TEST_TIMEOUT).unwrap();
+    let (reply, client) = client.call(part, draconis_testkit::wait::hang_deadline()).unwrap();
     let reply: Result<_, Refusal> = reply.map_err(|nak| nak.why);
     assert_eq!(reply.unwrap().first.is_none(), more);
     client
@@ -501,7 +501,7 @@ fn spawn_child(role: &str, image: &Path) -> (Arc<Session>, Child) {
 fn child_entry() {
     let Ok(role) = std::env::var(ROLE_VARIABLE) else { return };
     let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let session = session::accept(&socket, Instant::now() + TEST_TIMEOUT).unwrap();
+    let session = session::accept(&socket, draconis_testkit::wait::hang_deadline()).unwrap();
     match role.as_str() {
         "serve" | "serve-read-only" => {
             let path = std::env::var_os(IMAGE_VARIABLE).unwrap();

@@ -131,20 +131,27 @@ fn unanswered_request_buffers_are_reclaimed<T: TestTransport>() {
 fn buffers_sent_to_closed_server_are_reclaimed<T: TestTransport>() {
     let (transport, client) = T::start::<File>(Role::Close);
     // Time to close; if it takes longer, the request stays unread.
-    std::thread::sleep(Duration::from_millis(100));
+    draconis_testkit::wait::pause(
+        "time to close; otherwise the request stays unread",
+        Duration::from_millis(100),
+    );
     assert_eq!(client.call(read(&transport), test_deadline()).unwrap_err(), ChannelError::Closed);
     transport.finish();
 }
 
 fn late_reply_after_timeout_is_reclaimed<T: TestTransport>() {
-    let (transport, client) = T::start::<File>(Role::Silent(Duration::from_millis(150)));
+    let (transport, client) = T::start::<File>(Role::Silent(Duration::from_secs(3)));
     // A child process takes time to start: it must have begun to be silent.
     let mut waiting = client.send(read(&transport));
     // Much later than the deadline, the reply would arrive first.
-    let until = Instant::now() + Duration::from_millis(20);
+    let until = Instant::now() + Duration::from_millis(20); // time: a deadline is tested
     assert_eq!(waiting.wait(until), Err(ChannelError::Timeout));
-    assert_eq!(waiting.receive(Instant::now()).unwrap_err(), ChannelError::Timeout);
-    std::thread::sleep(Duration::from_millis(400));
+    let now = Instant::now(); // time: a deadline is tested
+    assert_eq!(waiting.receive(now).unwrap_err(), ChannelError::Timeout);
+    draconis_testkit::wait::pause(
+        "the answer comes after the deadline",
+        Duration::from_millis(3500),
+    );
     transport.finish();
 }
 

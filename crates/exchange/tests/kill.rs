@@ -57,7 +57,8 @@ fn slots_of_hung_peer_return_after_its_kill() {
     let client = session.client::<File>(0).unwrap();
     let buffer = session.allocate_block(4096).unwrap();
     let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
-    let lost = client.call(read, Instant::now() + Duration::from_millis(300)).unwrap_err();
+    let soon = Instant::now() + Duration::from_millis(300); // time: a deadline is tested
+    let lost = client.call(read, soon).unwrap_err();
     assert_eq!(lost, ChannelError::Timeout);
     assert_eq!(session.heap_usage().exported_bytes, 4096, "the peer may still write there");
     child.kill().unwrap();
@@ -76,7 +77,7 @@ fn killing_peer_at_random_time_leaks_no_slots() {
         let mut hello = RpcClient::new(session.client::<File>(0).unwrap(), TEST_TIMEOUT);
         assert!(hello.call(file::GetAttributes {}).unwrap().is_err());
         let killer = std::thread::spawn(move || {
-            std::thread::sleep(kill_after);
+            draconis_testkit::wait::pause("the kill comes at any moment", kill_after);
             child.kill().unwrap();
             child.wait().unwrap();
         });
@@ -127,7 +128,10 @@ fn peer_death_closes_all_lanes_without_leaks() {
                     }
                 });
             }
-            std::thread::sleep(Duration::from_millis(round * 3));
+            draconis_testkit::wait::pause(
+                "the kill comes at any moment",
+                Duration::from_millis(round * 3),
+            );
             child.kill().unwrap();
         });
         child.wait().unwrap();

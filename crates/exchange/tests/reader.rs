@@ -255,7 +255,10 @@ fn reads_during_changes_are_not_torn() {
             let changes = scope.spawn(|| {
                 for state in 1..=60 {
                     content.change_bytes(|bytes| bytes.fill(state));
-                    std::thread::sleep(Duration::from_micros(200));
+                    draconis_testkit::wait::pause(
+                        "contents change during reads",
+                        Duration::from_micros(200),
+                    );
                 }
             });
             let (mut last, mut into) = (0, vec![0; 8192]);

@@ -107,7 +107,7 @@ impl Disk for SlowFlushDisk {
             line.is_flushing = true;
             line.flushes += 1;
             drop(line);
-            std::thread::sleep(self.flush);
+            draconis_testkit::wait::pause("a flush takes time", self.flush);
             line = self.lock_queue();
             line.is_flushing = false;
             for group in line.waiting.drain(..written).collect::<Vec<_>>() {

@@ -138,7 +138,10 @@ fn kernel_and_draconis_exclude_each_other() {
         scope.spawn(|| {
             while !ends.load(Ordering::Relaxed) {
                 mine.renew(NOW).unwrap();
-                std::thread::sleep(Duration::from_millis(100));
+                draconis_testkit::wait::pause(
+                    "a claim is renewed at intervals",
+                    Duration::from_millis(100),
+                );
             }
         });
         let mounted = Command::new("mount").args(["-o", "loop", image.path()]).arg(&at).status();
@@ -150,7 +153,9 @@ fn kernel_and_draconis_exclude_each_other() {
     let Some(mount) = image.mount_writable() else { return };
     fs::write(mount.path().join("theirs"), "x").unwrap();
     let disk = open();
-    let taken = acquire_claim(&disk, 10, &|_| std::thread::sleep(Duration::from_millis(2500)));
+    let taken = acquire_claim(&disk, 10, &|_| {
+        draconis_testkit::wait::pause("the other one renews its claim", Duration::from_millis(2500))
+    });
     assert!(matches!(taken, Err(Error::InUse { .. })), "{taken:?}");
     drop(mount);
     assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some());

@@ -45,7 +45,7 @@ impl DelayedReadDisk {
         let (disk, mine) = (memory.clone(), counts.clone());
         std::thread::spawn(move || {
             for (at, block, promise) in requests {
-                std::thread::sleep(Duration::from_micros(100));
+                draconis_testkit::wait::pause("the disk is slow", Duration::from_micros(100));
                 mine.flying.fetch_sub(at.len_bytes, Ordering::Relaxed);
                 promise.fulfill_promise(disk.read_now(at, block));
             }

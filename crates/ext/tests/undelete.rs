@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::spoil::{corrupt_field, metadata_ranges, scaled_rounds};
 use crate::common::{Image, PreadDisk, run_tool, tree};
@@ -13,6 +13,7 @@ use draconis_ext::undelete::{
     DeletedFile, DeletedFiles, DeletedTree, DeletedView, FileState, Limits, STATE_XATTR,
 };
 use draconis_ext::{Cookie, FileSystem, FileType, Follow, InodeNumber, OpenOptions, Volume};
+use draconis_testkit::wait::HangClock;
 use draconis_types::Block;
 
 /// Volumes with a journal.
@@ -325,7 +326,10 @@ fn dead_slots_of_ext2_have_their_maps() {
     for block in ["1024", "4096"] {
         let arguments = ["-t", "ext2", "-b", block];
         let Some(image) = Image::make(Some(source.path()), "48M", &arguments) else { return };
-        std::thread::sleep(Duration::from_millis(1100));
+        draconis_testkit::wait::pause(
+            "the clock shows another second",
+            Duration::from_millis(1100),
+        );
         for path in files.keys() {
             image.debugfs_write(&format!("rm {path}")).unwrap();
         }
@@ -334,7 +338,10 @@ fn dead_slots_of_ext2_have_their_maps() {
         assert_eq!((restored.right, restored.whole), (files.len(), files.len()), "{block}");
         assert!(found.files().iter().all(|file| file.deleted.is_some()));
         // Whatever was deleted before something was written is unsure.
-        std::thread::sleep(Duration::from_millis(1100));
+        draconis_testkit::wait::pause(
+            "the clock shows another second",
+            Duration::from_millis(1100),
+        );
         let new = source.path().join("new");
         std::fs::write(&new, vec![7; 500_000]).unwrap();
         image.debugfs_write(&format!("write {} new", new.display())).unwrap();
@@ -372,7 +379,7 @@ fn changes_without_the_journal_make_everything_unsure() {
     let files: Files = planned_files().into_iter().filter(|(_, it)| it.len() < 9000).collect();
     let Some(image) = deleted_by_us(VOLUMES[3], &files) else { return };
     assert_eq!(compare(&scan(&image), &files).whole, files.len());
-    std::thread::sleep(Duration::from_millis(2100));
+    draconis_testkit::wait::pause("the clock shows two more seconds", Duration::from_millis(2100));
     let dir = tempfile::tempdir().unwrap();
     let new = dir.path().join("new");
     std::fs::write(&new, vec![7; 500_000]).unwrap();
@@ -386,7 +393,7 @@ fn changes_without_the_journal_make_everything_unsure() {
 
 /// Reads everything of a hostile image.
 fn exercise(what: &str, seed: u64, image: Vec<u8>) -> usize {
-    let start = Instant::now();
+    let clock = HangClock::start();
     let disk = Arc::new(MemoryDisk::new(image, 512));
     let limits = Limits { max_files: 5000, max_runs: 50_000, max_names: 50_000 };
     let Ok(found) = DeletedFiles::scan(disk, limits) else { return 0 };
@@ -406,11 +413,7 @@ fn exercise(what: &str, seed: u64, image: Vec<u8>) -> usize {
             let _ = (volume.read(inode, 0, 1 << 16), volume.read(inode, 1 << 30, 1 << 16));
         }
     }
-    assert!(
-        start.elapsed() < Duration::from_secs(60),
-        "{what}, seed {seed}: {:?}",
-        start.elapsed()
-    );
+    clock.assert_not_hung(format_args!("{what}, seed {seed}"));
     files
 }
 

@@ -3,7 +3,6 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
 
 use draconis_device::{Disk, MemoryDisk, Properties, Random};
 use draconis_nbd::{Connection, Export};
@@ -39,7 +38,7 @@ type Chunk = (u16, u16, u64, Vec<u8>);
 impl Client {
     fn connect(disk: impl Disk + 'static) -> Self {
         let (stream, theirs) = UnixStream::pair().unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(draconis_testkit::wait::HANG_BOUND)).unwrap();
         let server = std::thread::spawn(move || {
             let exports = [Export::new("disk".into(), String::new(), Arc::new(disk))];
             let mut connection = Connection::new(theirs.try_clone().unwrap(), theirs);

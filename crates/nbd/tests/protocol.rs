@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 
 use draconis_device::{
     Disk, Error, Group, MemoryDisk, Properties, Random, Refused, SubmitOptions, Ticket,
@@ -62,7 +61,7 @@ impl Client {
     /// Connects, and sends the client flags.
     fn connect(exports: &Arc<[Export]>) -> Self {
         let (stream, theirs) = UnixStream::pair().unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(draconis_testkit::wait::HANG_BOUND)).unwrap();
         let exports = exports.clone();
         let server = std::thread::spawn(move || {
             let mut connection = Connection::new(theirs.try_clone().unwrap(), theirs);

@@ -1,11 +1,12 @@
 //! Objects of a store: durability, sharing, conditions, uploads, free space.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::TestStore;
 use bytes::Bytes;
 use draconis_object_store::DraconisStore;
+use draconis_testkit::wait::HangClock;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
@@ -33,10 +34,10 @@ fn content_objects(store: &DraconisStore) -> usize {
 
 /// Waits until work that nobody waits for has left so many objects.
 async fn wait_for_content_objects(store: &DraconisStore, wanted: usize) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let clock = HangClock::start();
     while content_objects(store) != wanted {
-        assert!(Instant::now() < until, "{} objects", content_objects(store));
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        clock.assert_not_hung(format_args!("{} objects", content_objects(store)));
+        tokio::task::yield_now().await;
     }
 }
 
@@ -287,7 +288,8 @@ async fn cancelled_puts_are_whole_or_absent() {
         let task = tokio::spawn(async move {
             putter.put(&Path::from("a"), payload.into()).await.unwrap();
         });
-        tokio::time::sleep(Duration::from_micros(nth * 500)).await;
+        let moment = Duration::from_micros(nth * 500);
+        tokio::time::sleep(moment).await; // time: the task ends at any moment
         task.abort();
         let _ = task.await;
         match store.get(&Path::from("a")).await {

@@ -68,11 +68,11 @@ fn every_injected_fault_is_detected() {
         .iter()
         .filter(|(what, _)| only.as_ref().is_none_or(|only| format!("{what:?}").contains(only)))
         .filter(|(what, find)| {
-            let began = std::time::Instant::now();
-            let found = find(settings_with_fault(*what));
+            let (found, time) =
+                draconis_testkit::wait::measure(|| find(settings_with_fault(*what)));
             let text =
                 found.as_ref().map_or("NOT FOUND", |it| it.0.lines().next().unwrap_or_default());
-            println!("{what:?} ({:.1?}): {text}", began.elapsed());
+            println!("{what:?} ({time:.1?}): {text}");
             found.is_none()
         })
         .map(|(what, _)| *what)

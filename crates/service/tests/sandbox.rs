@@ -170,7 +170,7 @@ const ALLOWED_ATTEMPTS: &[(&str, fn())] = &[
         assert!(std::thread::spawn(|| panic!("another that is meant")).join().is_err());
     }),
     ("time and chance", || {
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        draconis_testkit::wait::pause("the call is permitted", std::time::Duration::from_millis(1));
         let _ = std::collections::hash_map::RandomState::new();
         let _ = std::time::SystemTime::now();
     }),

@@ -5,8 +5,6 @@
 //! DRACONIS_SQLITE_ROWS=1000000 cargo test --release -p draconis-sqlite --test main analytics:: -- --nocapture
 //! ```
 
-use std::time::Instant;
-
 use crate::common::{TestStore, integrity};
 use rusqlite::Connection;
 
@@ -69,13 +67,11 @@ fn results_are_those_of_a_file() {
         let mut seconds = [0.0; 2];
         let mut found = [vec![], vec![]];
         for (nth, sql) in [&ours.1, &theirs.1].into_iter().enumerate() {
-            let began = Instant::now();
-            if sql.starts_with("SELECT") {
-                found[nth] = rows(&both[nth], sql);
-            } else {
-                both[nth].execute_batch(sql).unwrap();
-            }
-            seconds[nth] = began.elapsed().as_secs_f64();
+            let execute = || match sql.starts_with("SELECT") {
+                true => found[nth] = rows(&both[nth], sql),
+                false => both[nth].execute_batch(sql).unwrap(),
+            };
+            seconds[nth] = draconis_testkit::wait::measure(execute).1.as_secs_f64();
         }
         assert!(found[0] == found[1], "{}: {:?} and {:?}", ours.0, found[0], found[1]);
         let [store, file] = seconds;

@@ -6,10 +6,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::buckets::TestBucket;
 use crate::common::{Random, integrity, open_read_only, text};
+use draconis_testkit::wait::wait_until;
 use draconis_testkit::{child_test, find_versitygw, report_skipped};
 use rusqlite::{Connection, ErrorCode};
 
@@ -176,7 +177,10 @@ fn killed_writers_lose_nothing_that_they_committed() {
             for _ in 0..random.below(20) {
                 last = writer.next_commit();
             }
-            std::thread::sleep(Duration::from_micros(random.below(20_000)));
+            draconis_testkit::wait::pause(
+                "the kill comes at any moment",
+                Duration::from_micros(random.below(20_000)),
+            );
             last = writer.kill(last);
             if has_journal && run == 0 {
                 let memory = Connection::open_in_memory().unwrap();
@@ -253,10 +257,9 @@ fn commits_fail_while_the_bucket_is_away_and_go_on_when_it_is_back() {
         assert_eq!(text(&app, "SELECT a FROM t WHERE a = 1"), "1");
         std::fs::remove_file(&here).unwrap();
         std::fs::rename(&away, &here).unwrap();
-        let until = Instant::now() + Duration::from_secs(30);
-        while let Err(error) = app.execute("INSERT OR REPLACE INTO t VALUES (2, 3)", []) {
-            assert!(Instant::now() < until, "{error}");
-        }
+        wait_until("the bucket is back", || {
+            app.execute("INSERT OR REPLACE INTO t VALUES (2, 3)", []).is_ok()
+        });
         drop(app);
         let app = bucket.open("app.db", more);
         assert_eq!(text(&app, "SELECT group_concat(b) FROM t"), "1,3");
@@ -421,11 +424,7 @@ fn a_server_that_is_gone_for_a_moment_delays_a_commit() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let until = Instant::now() + Duration::from_secs(30);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < until, "versitygw does not answer");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_until("versitygw answers", || TcpStream::connect(("127.0.0.1", port)).is_ok());
         server
     };
     let mut server = start();
@@ -444,7 +443,7 @@ fn a_server_that_is_gone_for_a_moment_delays_a_commit() {
     assert_eq!(writer.next_commit(), 1);
     server.kill().unwrap();
     server.wait().unwrap();
-    std::thread::sleep(Duration::from_millis(500));
+    draconis_testkit::wait::pause("the server is away for a while", Duration::from_millis(500));
     let mut server = start();
     // More than can have been printed before the server was killed.
     let last = (0..60).map(|_| writer.next_commit()).last().unwrap();

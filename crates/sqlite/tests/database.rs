@@ -240,7 +240,10 @@ fn a_store_of_another_process_is_waited_for() {
     assert!(last_error().contains("another process has the store open"), "{}", last_error());
     app.busy_timeout(Duration::from_secs(60)).unwrap();
     let closing = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(200));
+        draconis_testkit::wait::pause(
+            "the other process goes on for a while",
+            Duration::from_millis(200),
+        );
         drop(other);
     });
     app.execute_batch("INSERT INTO t VALUES (1)").unwrap();

@@ -71,7 +71,10 @@ fn killed_writers_lose_nothing_that_they_committed() {
             let found = second.execute_batch("INSERT INTO t VALUES (-1, 0)").unwrap_err();
             assert_eq!(found.sqlite_error_code(), Some(ErrorCode::DatabaseBusy), "{found}");
         }
-        std::thread::sleep(Duration::from_micros(random.below(60_000)));
+        draconis_testkit::wait::pause(
+            "the kill comes at any moment",
+            Duration::from_micros(random.below(60_000)),
+        );
         writer.kill().unwrap();
         writer.wait().unwrap();
         let mut last = total;

@@ -17,7 +17,8 @@ pub fn unmount_and_wait(at: &Path) {
     }
     let device = number(at).and_then(find_device);
     wait_until(&format!("{} is unmounted", at.display()), || {
-        Command::new("umount").arg("-q").arg(at).status().is_ok_and(|status| status.success())
+        // What it says is that the mount is busy.
+        Command::new("umount").arg(at).output().is_ok_and(|output| output.status.success())
     });
     if let Some(device) = device {
         wait_until(&format!("{} is free", device.path.display()), || !device.is_mounted());

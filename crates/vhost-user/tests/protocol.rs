@@ -224,11 +224,17 @@ fn slow_requests_delay_no_others() {
     for head in slow {
         driver.guest.put_request(head, READ, 0, &[], 512);
         driver.kick();
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        draconis_testkit::wait::pause(
+            "the slow request is begun",
+            std::time::Duration::from_millis(5),
+        );
         driver.guest.put_request(3, READ, 5, &[], 512);
         driver.kick();
         assert_eq!(driver.wait_used(), Some((3, 513)));
-        std::thread::sleep(std::time::Duration::from_millis(40));
+        draconis_testkit::wait::pause(
+            "the slow request waits",
+            std::time::Duration::from_millis(40),
+        );
     }
     *gate.is_open.lock().unwrap() = true;
     gate.opened.notify_all();
@@ -415,7 +421,7 @@ fn stopped_queues_continue_where_they_were() {
     assert_eq!(driver.front_end.get_vring_base(0).unwrap(), 5);
     driver.guest.put_request(3, READ, 7, &[], 512);
     driver.kick();
-    std::thread::sleep(std::time::Duration::from_millis(50));
+    draconis_testkit::wait::pause("an answer would come now", std::time::Duration::from_millis(50));
     assert_eq!(driver.guest.take_used(), None, "the queue is stopped");
     driver.start_queue().unwrap();
     assert_eq!(driver.wait_used(), Some((3, 513)));

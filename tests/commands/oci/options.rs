@@ -212,7 +212,10 @@ fn same_source_makes_identical_volume() {
             ]);
             // Reading must not change the result.
             std::fs::read(dir.join("sub/file")).unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(1100));
+            draconis_testkit::wait::pause(
+                "the clock shows another second",
+                std::time::Duration::from_millis(1100),
+            );
         }
         run_e2fsck(&one);
         assert!(std::fs::read(&one).unwrap() == std::fs::read(&two).unwrap(), "{origin}");

@@ -5,15 +5,12 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
+use std::time::Duration;
 
 use crate::common::{Draconis, has_tool, report_skipped};
 
 const QEMU_PROGRAM: &str = "qemu-system-x86_64";
-/// Time without output after which a guest counts as hung.
-const OUTPUT_TIMEOUT: Duration = Duration::from_secs(120);
-
 /// Requirements for starting machines.
 pub(crate) struct MachineRequirements {
     kernel: PathBuf,
@@ -176,17 +173,17 @@ impl RunningGuest {
 
     /// Returns true once the guest prints a line that starts with `word`; false after `time`.
     pub(crate) fn says_within(&mut self, word: &str, time: Duration) -> bool {
-        let until = Instant::now() + time;
+        draconis_testkit::wait::pause("the guest works", time);
         loop {
-            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match self.lines.try_recv() {
                 Ok(line) => {
                     writeln!(self.said, "{line}").unwrap();
                     if line.starts_with(word) {
                         return true;
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => return false,
-                Err(RecvTimeoutError::Disconnected) => {
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => {
                     panic!("the guest ended without {word}:\n{}", self.said)
                 }
             }
@@ -212,7 +209,7 @@ impl RunningGuest {
     }
 
     fn next_line(&mut self) -> Option<String> {
-        match self.lines.recv_timeout(OUTPUT_TIMEOUT) {
+        match draconis_testkit::wait::receive(&self.lines) {
             Ok(line) => {
                 writeln!(self.said, "{line}").unwrap();
                 Some(line)

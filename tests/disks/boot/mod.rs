@@ -116,7 +116,7 @@ fn guest_boots_from_vhost_user_exports_that_are_killed() {
     let mut export = start_vhost_user(&draconis, &socket, &image);
     let guest = machine.boot(&draconis, &DiskOption::vhost_user(&socket, "ext4"));
     for _ in 0..4 {
-        std::thread::sleep(Duration::from_millis(1700));
+        draconis_testkit::wait::pause("the kill comes at any moment", Duration::from_millis(1700));
         export.kill().unwrap();
         export.wait().unwrap();
         export = start_vhost_user(&draconis, &socket, &image);

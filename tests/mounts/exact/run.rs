@@ -80,7 +80,10 @@ pub fn run_cases(
                 });
             }
             // The time of the calls must be later than that of the preparation.
-            std::thread::sleep(Duration::from_millis(30));
+            draconis_testkit::wait::pause(
+                "the time of the calls is later than that of the preparation",
+                Duration::from_millis(30),
+            );
             if is_cold {
                 on_both_sides(&mut sides, |side| sync_file_system(&side.at));
                 std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();

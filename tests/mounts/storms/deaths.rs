@@ -32,7 +32,7 @@ fn run_while_workers_are_killed(work: impl Fn(&MountedVolume)) {
                 // The first dies young: some of the work takes hardly longer than a lifetime.
                 let mut lifetime = MAX_WORKER_LIFETIME / 10;
                 while !over.load(Ordering::Relaxed) {
-                    std::thread::sleep(lifetime);
+                    draconis_testkit::wait::pause("a worker lives for a while", lifetime);
                     let pid = volume.worker_pid();
                     if last != Some(pid) {
                         kill_process(pid, Signal::KILL).unwrap();

@@ -262,7 +262,7 @@ fn run_name_stress_with_kills(block: &str, options: &str, removes: bool) {
             let weather = StormOptions { removes, holds: false, operations: usize::MAX };
             let wait = Duration::from_millis(20 + random.next_below(600));
             run_storm(&volume, seed * 8 + round, weather, |dead| {
-                std::thread::sleep(wait);
+                draconis_testkit::wait::pause("the kill comes at any moment", wait);
                 dead.store(true, Ordering::SeqCst);
                 volume.kill_worker();
             });

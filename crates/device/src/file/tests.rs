@@ -1,3 +1,4 @@
+use draconis_testkit::wait::{pause, wait_until};
 use std::io::Write as _;
 
 use super::system_info::read_queue_attribute;
@@ -198,13 +199,11 @@ fn writes_without_a_waiter_are_written_too() {
     let disk = FileDisk::open(file.path(), option_variants()[0]).unwrap();
     // Submitted at once, while the thread dozes, and after it fell asleep.
     for (byte, pause_ms) in [(1, 0), (2, 0), (3, 2), (4, 60), (5, 0)] {
-        std::thread::sleep(std::time::Duration::from_millis(pause_ms));
+        pause("the writer's thread falls asleep", std::time::Duration::from_millis(pause_ms));
         disk.submit(group_of(&[(4096, 512, byte)]), &[]).unwrap();
-        let began = std::time::Instant::now();
-        while std::fs::read(file.path()).unwrap()[4096] != byte {
-            assert!(began.elapsed().as_secs() < 20, "{byte} was not written");
-            std::thread::yield_now();
-        }
+        wait_until("the write is in the file", || {
+            std::fs::read(file.path()).unwrap()[4096] == byte
+        });
     }
     assert_eq!(disk.flush_count(), 0);
 }
@@ -389,7 +388,7 @@ fn discard_frees_space_after_dependency_is_durable() {
     // A hint causes no flush and waits for its dependency: longer than a thread that ignored it
     // would need.
     disk.wait_visible(first).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    pause("a flush would begin now", std::time::Duration::from_millis(20));
     assert_eq!((disk.flush_count(), std::fs::read(file.path()).unwrap()[65536]), (0, 7));
     let kept = write(520 << 10);
     disk.wait_durable(kept).unwrap();

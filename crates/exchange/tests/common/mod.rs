@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use draconis_types::Name;
 
-pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+pub const TEST_TIMEOUT: Duration = draconis_testkit::wait::HANG_BOUND;
 
 pub fn test_deadline() -> Instant {
-    Instant::now() + TEST_TIMEOUT
+    draconis_testkit::wait::hang_deadline()
 }
 
 pub fn name(name: &str) -> Name {

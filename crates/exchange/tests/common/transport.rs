@@ -178,7 +178,7 @@ fn play_role<C: TestContract>(role: Role, end: Server<C>, die: fn() -> !) {
         }
         Role::Silent(how_long) => {
             let _ = end.serve(TEST_TIMEOUT, |message| {
-                std::thread::sleep(how_long);
+                draconis_testkit::wait::pause("this peer is silent", how_long);
                 C::answer_with_refusal(message)
             });
         }

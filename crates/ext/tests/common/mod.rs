@@ -11,6 +11,7 @@ use draconis_device::{
     Atomic, Disk, Error, Extent, Pending, Properties, ReadAnswer, Refused, Urgency,
 };
 use draconis_ext::{Cookie, InodeNumber, OpenOptions, Volume};
+use draconis_testkit::wait::wait_for;
 pub use draconis_testkit::{report_skipped, unmount_and_wait};
 use draconis_types::Block;
 use tempfile::TempDir;
@@ -208,26 +209,23 @@ impl Image {
     /// Mounts the image with these options, or returns the kernel's error.
     pub fn try_mount(&self, options: &str) -> Result<Mount, String> {
         let dir = tempfile::tempdir().unwrap();
-        let mut tries = 0;
-        loop {
+        wait_for("the loop device of a previous mount is free", || {
             let output = Command::new("mount")
                 .arg("-o")
                 .args(options.split(' '))
                 .args([self.path()])
                 .arg(dir.path())
                 .output();
-            let output = output.map_err(|error| error.to_string())?;
-            if output.status.success() {
-                return Ok(Mount { dir });
+            match output {
+                Err(error) => Some(Err(error.to_string())),
+                Ok(output) if output.status.success() => Some(Ok(())),
+                Ok(output) => {
+                    let why = String::from_utf8_lossy(&output.stderr).trim().to_string();
+                    (!why.contains("busy")).then_some(Err(why))
+                }
             }
-            let why = String::from_utf8_lossy(&output.stderr).trim().to_string();
-            tries += 1;
-            // The loop device of a previous mount may not be released yet.
-            if !why.contains("busy") || tries == 100 {
-                return Err(why);
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
+        })
+        .map(|()| Mount { dir })
     }
 }
 

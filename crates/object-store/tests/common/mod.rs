@@ -3,11 +3,11 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use draconis_access::Store;
 use draconis_object_store::{DraconisStore, NewStore};
 use draconis_objects::LayoutKind;
+use draconis_testkit::wait::wait_for;
 
 /// A store in a file.
 pub struct TestStore {
@@ -31,14 +31,7 @@ impl TestStore {
 
     /// Opens the store, once work that nobody waits for has released it.
     pub fn open(&self) -> DraconisStore {
-        let until = Instant::now() + Duration::from_secs(20);
-        loop {
-            match DraconisStore::open(&self.file) {
-                Ok(store) => return store,
-                Err(error) if Instant::now() > until => panic!("{error}"),
-                Err(_) => std::thread::sleep(Duration::from_millis(10)),
-            }
-        }
+        wait_for("the store is free", || DraconisStore::open(&self.file).ok())
     }
 
     /// Opens the store once more, and fails if a check finds damage.

@@ -4,8 +4,8 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
+use draconis_testkit::wait::wait_for;
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
@@ -47,9 +47,6 @@ const USED: u64 = 0x2000;
 pub const SPACE: u64 = 0x10000;
 /// Length of the part of a head.
 pub const PART_BYTES: u64 = 0x40000;
-
-/// Time after which an answer counts as missing.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What a back end must find after the death of its predecessor.
 pub struct Guest {
@@ -264,19 +261,14 @@ impl Driver {
 
     /// Waits for an entry of the used ring; `None` if the ring is broken instead.
     pub fn wait_used(&mut self) -> Option<(u16, u32)> {
-        let until = Instant::now() + TIMEOUT;
-        loop {
+        wait_for("an answer", || {
             if let Some(used) = self.guest.take_used() {
-                return Some(used);
+                return Some(Some(used));
             }
-            if self.error.read().is_ok() {
-                return self.guest.take_used();
-            }
-            assert!(Instant::now() < until, "no answer");
-            if self.call.read().is_err() {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-        }
+            // Interrupts are drained; what they announce is in the ring.
+            let _ = self.call.read();
+            self.error.read().is_ok().then(|| self.guest.take_used())
+        })
     }
 
     /// Sends a request and waits for its status and output.

@@ -33,7 +33,7 @@ fn session_config() -> SessionConfig {
 }
 
 fn test_deadline() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    draconis_testkit::wait::hang_deadline()
 }
 
 /// Returns an honest host and the session of its hostile guest.
@@ -216,7 +216,7 @@ fn full_or_drained_event_fd_does_not_block_peer() {
             }
         });
         let client = host.client::<File>(0).unwrap();
-        let until = Instant::now() + Duration::from_millis(50);
+        let until = Instant::now() + Duration::from_millis(50); // time: a deadline is tested
         let told = client.call(file::GetAttributes {}, until);
         assert_eq!(told.unwrap_err(), ChannelError::Timeout);
         over.store(true, Relaxed);
@@ -245,7 +245,7 @@ fn wakeup_flood_ends_at_limit_or_deadline() {
             }
         });
         let client = host.client::<File>(0).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let deadline = Instant::now() + Duration::from_secs(2); // time: a deadline is tested
         let lost = client.call(file::GetAttributes {}, deadline).unwrap_err();
         over.store(true, Relaxed);
         assert!(
@@ -453,7 +453,7 @@ fn forged_hello_is_refused() {
     let (ours, theirs) =
         net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .unwrap();
-    let soon = Instant::now() + Duration::from_millis(10);
+    let soon = Instant::now() + Duration::from_millis(10); // time: a deadline is tested
     assert_eq!(accept(&theirs, soon).unwrap_err(), ChannelError::Timeout);
     drop(ours);
     assert_eq!(accept(&theirs, self::test_deadline()).unwrap_err(), ChannelError::Closed);

@@ -1,5 +1,6 @@
 //! Random changes compared with a model; every block is read back, and torn.
 
+use draconis_testkit::wait::measure;
 use std::collections::BTreeMap;
 
 use draconis_device::Random;
@@ -404,23 +405,27 @@ fn by_hand_full_block_is_searched_quickly() {
             insert(&mut block, &room, InodeNumber(12), FileType::File, &name, true).unwrap();
             nth += 1;
         }
-        let start = std::time::Instant::now();
-        for _ in 0..100_000 {
-            std::hint::black_box(find_slot(std::hint::black_box(&block), min_rec_len(len)))
-                .unwrap();
-        }
-        let room = start.elapsed() / 100_000;
+        let ((), room) = measure(|| {
+            for _ in 0..100_000 {
+                std::hint::black_box(find_slot(std::hint::black_box(&block), min_rec_len(len)))
+                    .unwrap();
+            }
+        });
+        let room = room / 100_000;
         let name = vec![b'x'; len];
-        let start = std::time::Instant::now();
-        for _ in 0..100_000 {
-            std::hint::black_box(find(std::hint::black_box(&block), true, &name)).unwrap();
-        }
-        let find = start.elapsed() / 100_000;
-        let start = std::time::Instant::now();
-        for _ in 0..100_000 {
-            std::hint::black_box(find_or_slot(std::hint::black_box(&block), true, &name)).unwrap();
-        }
-        let seek = start.elapsed() / 100_000;
+        let ((), find) = measure(|| {
+            for _ in 0..100_000 {
+                std::hint::black_box(find(std::hint::black_box(&block), true, &name)).unwrap();
+            }
+        });
+        let find = find / 100_000;
+        let ((), seek) = measure(|| {
+            for _ in 0..100_000 {
+                std::hint::black_box(find_or_slot(std::hint::black_box(&block), true, &name))
+                    .unwrap();
+            }
+        });
+        let seek = seek / 100_000;
         println!("{nth} names of {len}: room {room:?}, find {find:?}, both {seek:?}");
     }
 }
