@@ -17,6 +17,9 @@ use draconis_objects::kv::{Batch, Kv};
 
 /// Keys that commits write in turn, beside the first and the last key.
 const KEYS: u64 = 50;
+/// Commits that a writer makes before it waits to be killed: they fill a fifth of the store, so that
+/// no follower, however slow, is overtaken by the reuse of what it reads.
+const MAX_COMMITS_PER_LIFE: u64 = 400;
 
 /// Store that this test program writes instead of testing.
 const WRITER_ENV: &str = "DRACONIS_TEST_WRITER";
@@ -41,7 +44,7 @@ fn writer_process() {
     let kv = Kv::new(store);
     let last = kv.get(b"a").unwrap();
     let last = last.map_or(0, |value| parse_value(std::str::from_utf8(&value).unwrap()).0);
-    for nth in last + 1.. {
+    for nth in last + 1..=last + MAX_COMMITS_PER_LIFE {
         let value = format!("{nth} {} {}", now_us(), "x".repeat((nth * 7919 % 9000) as usize));
         let mut batch = Batch::new();
         for key in ["a", &format!("k{:03}", nth % KEYS), "z"] {
@@ -50,6 +53,9 @@ fn writer_process() {
         let ticket = kv.write(batch).map_err(|refused| refused.1).unwrap();
         kv.wait(ticket).unwrap();
         draconis_testkit::wait::pause("followers read between commits", Duration::from_millis(2));
+    }
+    loop {
+        std::thread::park();
     }
 }
 
