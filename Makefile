@@ -15,7 +15,7 @@ all:
 # has the volume judged.
 demo:
 	@tools/packages demo
-	@echo "building the program for the tour, not optimised: about three minutes and 600 MB the first time; the tour takes half a minute and 500 MB of $${TMPDIR:-/tmp}"
+	@echo "building the program for the tour, not optimised: about three minutes and 600 MB the first time; the tour takes five seconds, beside other work up to a minute, and 400 MB of $${TMPDIR:-/tmp}"
 	$(CARGO) build --profile demo --no-default-features --locked
 	@tools/demo $(or $(CARGO_TARGET_DIR),target)/demo/draconis
 
