@@ -42,6 +42,7 @@ fn cp_to_mount_preserves_everything() {
 }
 
 #[test]
+#[ignore = "long: a minute: all of /usr/include"]
 fn unpacked_archive_can_be_removed() {
     if !has_fuse("unpacking into a mount") {
         return;

@@ -58,7 +58,9 @@ const THREADS: usize = 2;
 const MAX_READS: u64 = 400_000;
 
 #[test]
+#[ignore = "long: a minute: 1,760 volumes"]
 fn corrupt_structures_of_every_feature_are_survived() {
+    draconis_testkit::in_own_process!();
     let made = BASE_VOLUMES.iter().map(|line| (*line, None));
     let left = DIRTY_JOURNAL_VOLUMES.iter().map(|(line, options)| (*line, Some(*options)));
     let bases: Vec<_> = made.chain(left).collect();

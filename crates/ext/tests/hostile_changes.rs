@@ -62,6 +62,7 @@ fn base_image(seed: u64) -> Option<&'static Vec<u8>> {
 
 #[test]
 fn storms_on_valid_images_leave_them_clean() {
+    draconis_testkit::in_own_process!();
     for seed in 0..scaled_rounds(40) {
         let Some(base) = base_image(seed) else { return };
         let (outcome, bytes) = run_storm_with_timeout("sound", seed, base.clone()).unwrap();
@@ -166,6 +167,7 @@ fn storms_on_flipped_bytes_terminate() {
 
 #[test]
 fn storms_on_truncated_images_and_noise_terminate() {
+    draconis_testkit::in_own_process!();
     for seed in 0..scaled_rounds(200) {
         let Some(base) = base_image(seed) else { return };
         let mut random = Random::new(seed ^ 0xC08);
@@ -208,6 +210,7 @@ fn readable_contents(image: &[u8]) -> HashMap<InodeNumber, Vec<u8>> {
 
 #[test]
 fn damaged_directories_and_xattrs_cost_no_other_file() {
+    draconis_testkit::in_own_process!();
     for seed in 0..scaled_rounds(300) {
         let Some(base) = base_image(seed) else { return };
         let mut random = Random::new(seed ^ 0xD1);
@@ -254,6 +257,7 @@ fn dirent_and_xattr_block_ranges(image: &[u8]) -> Vec<std::ops::Range<usize>> {
 }
 
 #[test]
+#[ignore = "long: a minute: hundreds of volumes"]
 fn corrupt_volumes_are_grown_or_refused() {
     draconis_testkit::in_own_process!();
     let mut grown = 0;
@@ -283,6 +287,7 @@ fn corrupt_volumes_are_grown_or_refused() {
 
 #[test]
 fn maximum_size_hole_is_cheap() {
+    draconis_testkit::in_own_process!();
     let Some(image) = Image::make(None, "16M", &["-b", "65536"]) else { return };
     let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
     let volume =

@@ -78,6 +78,7 @@ fn used_inode_numbers(base: &[u8]) -> Vec<usize> {
 
 #[test]
 fn valid_image_reads_without_errors() {
+    draconis_testkit::in_own_process!();
     let Some(base) = base_image() else { return };
     let outcome = exercise::read_whole_image(base.to_vec()).unwrap();
     assert!(outcome.names > 90 && !outcome.cut_short, "{outcome:?}");
@@ -86,7 +87,9 @@ fn valid_image_reads_without_errors() {
 }
 
 #[test]
+#[ignore = "long: a minute: hundreds of volumes"]
 fn corrupt_structures_do_not_hang_or_panic() {
+    draconis_testkit::in_own_process!();
     let Some(base) = base_image() else { return };
     let sound = exercise::read_whole_image(base.to_vec()).unwrap();
     let structures = metadata_ranges_of_inodes(base, &used_inode_numbers(base));
@@ -115,6 +118,7 @@ fn corrupt_structures_do_not_hang_or_panic() {
 
 #[test]
 fn inodes_with_wrong_feature_flags_do_not_hang_or_panic() {
+    draconis_testkit::in_own_process!();
     let Some(base) = base_image() else { return };
     let one_of = [
         flags::INLINE_DATA,
@@ -169,6 +173,7 @@ fn storm_on_image(
 
 #[test]
 fn storms_on_valid_image_leave_it_clean() {
+    draconis_testkit::in_own_process!();
     let Some(base) = base_image() else { return };
     let image = Image::from_bytes(base);
     // Rebuilds the htrees with folded names.
@@ -184,6 +189,7 @@ fn storms_on_valid_image_leave_it_clean() {
 
 #[test]
 fn storms_on_corrupt_structures_terminate() {
+    draconis_testkit::in_own_process!();
     let Some(base) = base_image() else { return };
     let own: Vec<_> =
         metadata_ranges_of_inodes(base, &used_inode_numbers(base)).into_iter().skip(24).collect();

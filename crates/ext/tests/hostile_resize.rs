@@ -78,7 +78,9 @@ fn run_offline_changes_with_timeout(what: &str, image: &[u8]) -> u32 {
 }
 
 #[test]
+#[ignore = "long: a minute: hundreds of volumes"]
 fn damaged_volumes_are_resized_or_refused() {
+    draconis_testkit::in_own_process!();
     let (mut made, mut random) = (0, Random::new(11));
     for (nth, base) in base_images().iter().enumerate() {
         assert!(run_offline_changes_with_timeout(&format!("{nth}, whole"), base) > 5, "{nth}");
@@ -98,6 +100,7 @@ fn damaged_volumes_are_resized_or_refused() {
 
 #[test]
 fn damaged_redo_logs_terminate() {
+    draconis_testkit::in_own_process!();
     let Some(base) = base_images().first() else { return };
     let recorded = RecordDisk::new(MemoryDisk::new(base.clone(), 512));
     let shrinking = ShrinkPlan::plan(&recorded as &dyn Disk, Some(IMAGE_BYTES / 2)).unwrap();

@@ -269,6 +269,7 @@ fn check_all_htree_kinds(hash: &'static str, collisions: [[u32; 4]; 3], seed: u6
 }
 
 #[test]
+#[ignore = "long: half a minute: thousands of changes"]
 fn random_changes_of_legacy_hash_trees() {
     check_all_htree_kinds("legacy", LEGACY_COLLISIONS, 10);
 }
@@ -279,6 +280,7 @@ fn random_changes_of_half_md4_trees() {
 }
 
 #[test]
+#[ignore = "long: half a minute: thousands of changes"]
 fn random_changes_of_tea_trees() {
     check_all_htree_kinds("tea", TEA_COLLISIONS, 30);
 }

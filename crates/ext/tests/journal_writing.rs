@@ -233,6 +233,7 @@ fn commit_like_idle_mount(volume: &Volume) {
 }
 
 #[test]
+#[ignore = "long: half a minute: a power cut at each write"]
 fn replay_does_not_overwrite_reused_blocks() {
     for (kind, base) in base_images().iter().enumerate() {
         let disk = recording_disk(base);
@@ -518,6 +519,7 @@ fn kernel_and_draconis_alternate_with_power_losses() {
 
 /// A file in more groups than a small journal can hold bitmaps of.
 #[test]
+#[ignore = "long: half a minute: a large file"]
 fn large_deletions_take_several_transactions() {
     let arguments = ["-t", "ext4", "-b", "1024", "-g", "256", "-J", "size=1", "-N", "4096"];
     let Some(image) = Image::make(None, "320M", &arguments) else { return };

@@ -139,6 +139,7 @@ fn tune_features(bytes: &[u8], words: &str) -> Result<Vec<u8>, OfflineError> {
 /// Adds each feature that both support, to volumes of both revisions: refusals match those of
 /// `tune2fs`, and results are valid.
 #[test]
+#[ignore = "long: a minute: every pair of features"]
 fn feature_requirements_match_tune2fs() {
     let bases: [&[&str]; 3] = [
         REVISION_0_OPTIONS,

@@ -90,6 +90,7 @@ fn uuid_change_recomputes_all_checksums() {
 }
 
 #[test]
+#[ignore = "long: a minute: many volumes"]
 fn quota_and_orphan_files_are_added_and_removed() {
     let source = tempfile::tempdir().unwrap();
     spoil::build_small_tree(source.path());
@@ -159,6 +160,7 @@ fn quota_and_orphan_files_are_added_and_removed() {
 }
 
 #[test]
+#[ignore = "long: a minute: many volumes"]
 fn journals_are_added_and_removed() {
     let source = tempfile::tempdir().unwrap();
     spoil::build_small_tree(source.path());
@@ -264,6 +266,7 @@ fn make_large_directory(
 }
 
 #[test]
+#[ignore = "long: a minute: many volumes"]
 fn adding_checksums_makes_space_in_directories_or_drops_index() {
     let base = ["-t", "ext4", "-b", "1024", "-N", "4000", "-O"];
     for (had, is_even, is_indexed, words, stays) in [

@@ -319,6 +319,7 @@ fn files_deleted_by_this_library_come_back() {
 }
 
 #[test]
+#[ignore = "long: a minute: many volumes"]
 fn dead_slots_of_ext2_have_their_maps() {
     let source = tempfile::tempdir().unwrap();
     let files = planned_files();

@@ -558,11 +558,11 @@ fn storms_on_all_block_sizes_match_model() {
     }
 }
 
-#[test]
-fn storms_on_full_tiny_volumes_match_model() {
-    for seed in 10..18 {
-        run_storm(&["-b", "1024", "-N", "64", "-m", "0"], "1M", seed, 1500);
-    }
+draconis_testkit::first_and_all! {
+    storms_on_full_tiny_volumes_match_model(2),
+    all_storms_on_full_tiny_volumes_match_model,
+    10..18,
+    |seed| run_storm(&["-b", "1024", "-N", "64", "-m", "0"], "1M", seed, 1500)
 }
 
 #[test]
@@ -630,16 +630,18 @@ const EXT4_VOLUMES: &[&[&str]] = &[
     &["-t", "ext4", "-b", "2048", "-O", "casefold,encrypt,verity,project,^has_journal"],
 ];
 
-#[test]
-fn storms_on_ext4_match_model() {
-    for (seed, arguments) in (40..).zip(EXT4_VOLUMES) {
-        run_storm(arguments, "64M", seed, 1500);
-    }
+draconis_testkit::first_and_all! {
+    storms_on_ext4_match_model(2),
+    all_storms_on_ext4_match_model,
+    (40..).zip(EXT4_VOLUMES),
+    |(seed, arguments)| run_storm(arguments, "64M", seed, 1500)
 }
 
-#[test]
-fn storms_on_full_tiny_ext4_match_model() {
-    for seed in 60..70 {
+draconis_testkit::first_and_all! {
+    storms_on_full_tiny_ext4_match_model(2),
+    all_storms_on_full_tiny_ext4_match_model,
+    60..70,
+    |seed| {
         let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", "^has_journal"];
         run_storm(&arguments, "1M", seed, 1500);
     }
@@ -655,16 +657,18 @@ const BIGALLOC_VOLUMES: &[&[&str]] = &[
     &["-t", "ext4", "-b", "1024", "-O", "bigalloc,^flex_bg", "-C", "4096", "-g", "4096"],
 ];
 
-#[test]
-fn storms_on_bigalloc_match_model() {
-    for (seed, arguments) in (80..).zip(BIGALLOC_VOLUMES) {
-        run_storm(arguments, "96M", seed, 1500);
-    }
+draconis_testkit::first_and_all! {
+    storms_on_bigalloc_match_model(1),
+    all_storms_on_bigalloc_match_model,
+    (80..).zip(BIGALLOC_VOLUMES),
+    |(seed, arguments)| run_storm(arguments, "96M", seed, 1500)
 }
 
-#[test]
-fn storms_on_full_tiny_bigalloc_match_model() {
-    for (seed, cluster) in (90..).zip(["2048", "4096", "16384"].repeat(3)) {
+draconis_testkit::first_and_all! {
+    storms_on_full_tiny_bigalloc_match_model(1),
+    all_storms_on_full_tiny_bigalloc_match_model,
+    (90..).zip(["2048", "4096", "16384"].repeat(3)),
+    |(seed, cluster)| {
         let features = "bigalloc,^has_journal";
         let arguments =
             ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", features, "-C", cluster];
@@ -684,16 +688,18 @@ const QUOTA_VOLUMES: &[&[&str]] = &[
 
 const ALL_QUOTA_TYPES: &str = "quotatype=usrquota:grpquota:prjquota";
 
-#[test]
-fn storms_with_quota_match_model() {
-    for (seed, arguments) in (110..).zip(QUOTA_VOLUMES) {
-        run_storm_with_owners(40, arguments, "64M", seed, 1500);
-    }
+draconis_testkit::first_and_all! {
+    storms_with_quota_match_model(1),
+    all_storms_with_quota_match_model,
+    (110..).zip(QUOTA_VOLUMES),
+    |(seed, arguments)| run_storm_with_owners(40, arguments, "64M", seed, 1500)
 }
 
-#[test]
-fn storms_on_full_tiny_quota_volumes_match_model() {
-    for seed in 120..126 {
+draconis_testkit::first_and_all! {
+    storms_on_full_tiny_quota_volumes_match_model(1),
+    all_storms_on_full_tiny_quota_volumes_match_model,
+    120..126,
+    |seed| {
         let features = if seed % 2 == 0 { "quota,^has_journal" } else { "quota,project" };
         let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", features];
         run_storm_with_owners(200, &arguments, if seed % 2 == 0 { "1M" } else { "4M" }, seed, 1500);

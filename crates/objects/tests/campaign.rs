@@ -18,9 +18,19 @@ fn options(seed: u64) -> CrashOptions {
 
 #[test]
 fn random_scripts_survive_power_cuts() {
+    cut_power_of_random_scripts(4);
+}
+
+#[test]
+#[ignore = "long: more seeds"]
+fn more_random_scripts_survive_power_cuts() {
+    cut_power_of_random_scripts(12);
+}
+
+fn cut_power_of_random_scripts(runs: u64) {
     let first = env_number("SEED", 1);
     let mut all = RunTally::default();
-    for seed in first..first + env_number("RUNS", 12) {
+    for seed in first..first + env_number("RUNS", runs) {
         let shape = StoreShape::ALL[(seed % 4) as usize];
         let script = torture::random(seed, shape, 120);
         match torture::run_with_power_cuts(

@@ -139,8 +139,18 @@ impl draconis_device::ForwardingDisk for BusyDisk {
 
 #[test]
 fn writer_goes_on_between_any_two_reads() {
+    follow_a_writer_between_reads(4);
+}
+
+#[test]
+#[ignore = "long: more seeds"]
+fn writer_goes_on_between_any_two_reads_of_many_seeds() {
+    follow_a_writer_between_reads(20);
+}
+
+fn follow_a_writer_between_reads(seeds: u64) {
     for layout in [LayoutKind::Log, LayoutKind::Cow] {
-        for seed in 0..20 {
+        for seed in 0..seeds {
             let disk = create(layout);
             let writer = Kv::new(open(&disk, false));
             let state = Arc::new(Mutex::new((Random::new(seed), 0, 0)));

@@ -60,6 +60,7 @@ const FAULTS_AND_SEARCHES: [(InjectedFault, ViolationSearch); 15] = [
 ];
 
 #[test]
+#[ignore = "long: half a minute: a campaign for each fault"]
 fn every_injected_fault_is_detected() {
     draconis_testkit::in_own_process!();
     silence_panic_messages();

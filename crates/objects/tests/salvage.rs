@@ -167,6 +167,7 @@ fn flipped_bit_in_log_is_changed_back() {
 
 /// Removed keys do not come back, and overwritten ones not with an old value.
 #[test]
+#[ignore = "long: half a minute: bits anywhere"]
 fn removed_and_overwritten_pairs_stay_away() {
     let mut wrong = vec![];
     for layout in LAYOUTS {

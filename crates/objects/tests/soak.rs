@@ -9,6 +9,7 @@ fn env_number(name: &str, otherwise: u64) -> u64 {
 }
 
 #[test]
+#[ignore = "long: minutes: ordinary use with a full check after each step"]
 fn random_ordinary_use_matches_model() {
     let (first, acts) = (env_number("SEED", 1), env_number("ACTS", 40));
     let mut all = UsageTally::default();

@@ -7,6 +7,7 @@
 //!   conform                         what every disk must do
 //!   torture                         campaigns over object stores: power cuts, damage, long use
 //!   wait, child, skipped            waits without a clock, processes of tests, what was left out
+//!   first_and_all!                  tests of the first items now, of all later
 //! ```
 //!
 //! Law: a seed determines a run; a failure names its seed.
@@ -17,6 +18,7 @@ mod child;
 pub mod conform;
 mod crash;
 mod fault;
+mod first_and_all;
 mod record;
 pub mod sim;
 mod skipped;

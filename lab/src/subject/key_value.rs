@@ -37,8 +37,9 @@ impl KeyValue {
 /// Returns the stores that the helper was built with.
 fn list_stores(peers: &PathBuf) -> anyhow::Result<Vec<String>> {
     let output = Command::new(peers).arg("stores").output();
-    let output = output
-        .with_context(|| format!("{}, which make lab and make install build", peers.display()))?;
+    let output = output.with_context(|| {
+        format!("{}, which make lab and make install-lab build", peers.display())
+    })?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect())
 }
 

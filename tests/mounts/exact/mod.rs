@@ -207,6 +207,7 @@ fn ext2_calls_match_kernel() {
 }
 
 #[test]
+#[ignore = "long: a minute: every call, user and kind of file"]
 fn ext4_calls_match_kernel() {
     if !volumes::can_compare_mounts("comparing calls on ext4 with the kernel's driver") {
         return;

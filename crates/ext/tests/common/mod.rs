@@ -183,7 +183,13 @@ impl Image {
         }
         let needs = self.configuration();
         self.try_mount(options)
-            .map_err(|why| report_skipped(format_args!("mount{needs}: {why}")))
+            .map_err(|why| match needs.as_str() {
+                "" => report_skipped(format_args!("mount: {why}")),
+                needs => {
+                    eprintln!("{why}");
+                    report_skipped(format_args!("mounting by the kernel:{needs}"));
+                }
+            })
             .ok()
     }
 

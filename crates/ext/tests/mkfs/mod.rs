@@ -309,6 +309,7 @@ fn large_volume_layout_matches_mke2fs() {
 }
 
 #[test]
+#[ignore = "long: a minute: many sizes"]
 fn small_journaled_volumes_equal_mke2fs_byte_for_byte() {
     for kind in ["ext3", "ext4"] {
         for size in [100, 1440, 2047, 2048, 3000, 8192, 8300, 9000, 16384, 20000, 40000, 65536] {
@@ -357,6 +358,7 @@ fn small_journaled_volumes_equal_mke2fs_byte_for_byte() {
 }
 
 #[test]
+#[ignore = "long: half a minute: many sizes"]
 fn large_journaled_volume_layout_matches_mke2fs() {
     for (arguments, kib) in [
         ("-t ext3", 300 << 10),
@@ -502,6 +504,7 @@ fn contiguous_files_use_few_extents_and_fragmented_ones_extent_trees() {
 }
 
 #[test]
+#[ignore = "long: half a minute: 65,000 directories"]
 fn directories_may_exceed_link_count_limit() {
     let mut made = SyntheticTree::new();
     let top = made.add_directory(NodeId::ROOT, "top");
