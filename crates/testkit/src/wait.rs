@@ -10,7 +10,7 @@ pub const HANG_BOUND: Duration = Duration::from_secs(300);
 /// Intervals between polls: they double from the first to the last.
 const POLL_INTERVALS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 
-/// Returns the time at which whoever waits from now on gives up.
+/// Returns the time at which a wait that begins now gives up.
 pub fn hang_deadline() -> Instant {
     Instant::now() + HANG_BOUND
 }
