@@ -31,7 +31,9 @@ impl<D: Disk> draconis_device::ForwardingDisk for AcceptedMarkDisk<D> {
         after: &[Ticket],
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let group_count = chain.len();
         let tickets = self.inner_disk().submit_chain(chain, after)?;
+        log::debug!("disk: accepted {group_count} groups, up to change {}", terms.mark);
         // The chain is accepted, whatever the result of the wait.
         self.mark.fetch_max(terms.mark, Ordering::Release);
         terms.wait(&self.disk, &tickets)?;

@@ -148,6 +148,7 @@ impl RuntimeDir {
         let log = std::fs::File::options().create(true).append(true).open(self.log_file())?;
         Command::new("/proc/self/exe")
             .args(["serve", "--until-idle"])
+            .args(crate::verbosity::verbosity_argument())
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

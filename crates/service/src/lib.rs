@@ -34,6 +34,7 @@ pub mod sandbox;
 pub mod sandbox_test;
 pub mod store_keeper;
 pub mod store_process;
+mod verbosity;
 pub mod volume;
 pub mod worker;
 pub mod worker_process;

@@ -604,6 +604,7 @@ impl ChangeRecorder for OpLog {
     fn record_change(&self, number: u64, made: ChangeRecord) {
         let Some(at) = CURRENT_ENTRY.get() else { return };
         DelayPoint::Applied.pass();
+        log::debug!("request {}: change {number}", self.in_flight_slot().load(Ordering::Relaxed));
         if let Some(file) = made.inode {
             self.u32_field(at, CREATED_INODE_OFFSET).store(file.inode, Ordering::Relaxed);
             self.u32_field(at, CREATED_GENERATION_OFFSET).store(file.generation, Ordering::Relaxed);

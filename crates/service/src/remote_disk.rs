@@ -159,6 +159,7 @@ impl DiskProcess {
                 socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
             let child = Command::new(program)
                 .arg("disk-process")
+                .args(crate::verbosity::verbosity_argument())
                 .process_group(0)
                 .stdin(Stdio::from(theirs))
                 .stdout(Stdio::null())

@@ -145,6 +145,7 @@ impl StoreProcess {
                 .map_err(std::io::Error::from)?;
         let child = Command::new(program)
             .args(["store-process", "--memory", &PRIVATE_MEMORY_LIMIT_BYTES.to_string()])
+            .args(crate::verbosity::verbosity_argument())
             .env_clear()
             .current_dir("/")
             .process_group(0)

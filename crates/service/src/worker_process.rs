@@ -84,6 +84,7 @@ pub(crate) fn worker_command(subcommand: &str, memory_limit_bytes: u64) -> Comma
     let mut command = Command::new("/proc/self/exe");
     command
         .arg(subcommand)
+        .args(crate::verbosity::verbosity_argument())
         .arg("--memory")
         .arg(memory_limit_bytes.to_string())
         .env_clear()

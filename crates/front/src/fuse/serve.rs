@@ -529,6 +529,8 @@ impl<'s, 'a, T: Tree + Sync> LeaderFollowers<'s, 'a, T> {
 
     fn execute_request(&self, header: Header, request: &mut Request) {
         let server = self.server;
+        let unique = header.unique & !UNIQUE_RESEND;
+        log::debug!("request {unique}: {}", header.describe());
         if header.fills_page_cache(request.bytes()) {
             server.pages.insert(header.node);
         }
@@ -547,6 +549,7 @@ impl<'s, 'a, T: Tree + Sync> LeaderFollowers<'s, 'a, T> {
                     .send_from_file(header.unique, |fd| self.handle_with_library(request, fd)),
             }
         }
+        log::debug!("request {unique}: executed");
         self.activity.count_reply();
     }
 

@@ -99,6 +99,7 @@ impl KeeperHandle {
         let listener = UnixListener::bind(&self.socket)?;
         let mut child = Command::new("/proc/self/exe")
             .arg("keeper")
+            .args(crate::verbosity::verbosity_argument())
             .current_dir("/")
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(listener)))

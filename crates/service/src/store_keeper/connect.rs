@@ -136,6 +136,7 @@ impl ConnectPlan {
         }
         let mut child = command
             .arg("store-keeper")
+            .args(crate::verbosity::verbosity_argument())
             .current_dir("/")
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
