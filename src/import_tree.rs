@@ -307,9 +307,9 @@ impl ImportRun<'_> {
         there: &Inode,
         id: NodeId,
     ) -> anyhow::Result<()> {
-        let TreeImport { volume, source, protected: kept, replace_kinds, .. } = self.import;
+        let TreeImport { volume, source, protected, replace_kinds, .. } = self.import;
         let is_dir = matches!(source.tree.node(id).kind_data, NodeKind::Directory);
-        ensure!(!kept.contains(&there.number), "is the same file");
+        ensure!(!protected.contains(&there.number), "is the same file");
         if there.kind == FileType::Directory {
             ensure!(*replace_kinds, "is a directory; rm -r removes it");
             let is_entered = self.entered.contains(&there.number);

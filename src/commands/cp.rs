@@ -178,7 +178,7 @@ fn copy_sources(
     }
     let into = into.context("nothing to copy")?;
     let (source, inodes) = scan_copy_source(from, &tops, keep)?;
-    let kept = if same { inodes } else { HashSet::new() };
+    let protected = if same { inodes } else { HashSet::new() };
     let label = if named { dest.parent() } else { dest.to_string() };
     let graft = TreeImport {
         volume: to,
@@ -187,7 +187,7 @@ fn copy_sources(
         label,
         owner: None,
         replace_kinds: false,
-        protected: kept,
+        protected,
     };
     graft.run(arguments.progress)?;
     Ok(ExitCode::SUCCESS)

@@ -54,13 +54,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     );
     let root = TreeNode::new(NodeKind::Directory, 0o755).with_all_times(stamp.now);
     let exclude = ExcludePatterns::new(arguments.reading.exclude_patterns());
-    let choice = arguments.reading.image_options(&target.image);
+    let image_options = arguments.reading.image_options(&target.image);
     let keep_owners = arguments.owner.is_none();
     let wanted = ScanRequest {
         from,
         list: None,
         exclude: &exclude,
-        image_options: choice,
+        image_options,
         keep_owners,
         root,
         stamp,

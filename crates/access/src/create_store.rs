@@ -69,13 +69,12 @@ pub fn check_overwrite(
     device: &Path,
     file: &File,
     force: &OverwritePermission,
-    word: &str,
+    option_name: &str,
 ) -> anyhow::Result<()> {
     let (held, len_bytes) = (image::detect_contents(file)?, host_file::len_bytes(file)?);
     let place = &device.display();
     let usual = &[EXT_KIND, STORE_KIND];
-    Ok(OverwriteCheck { place, len_bytes, contents: held, force, usual, option_name: word }
-        .check()?)
+    Ok(OverwriteCheck { place, len_bytes, contents: held, force, usual, option_name }.check()?)
 }
 
 /// Creates a store in an open file or device that is already locked.

@@ -204,7 +204,7 @@ impl FormatDestination {
         &self,
         image: &Path,
         force: &OverwritePermission,
-        word: &str,
+        option_name: &str,
     ) -> anyhow::Result<()> {
         let (held, len_bytes) = (self.detect_contents()?, self.len_bytes()?);
         let whole = image.display();
@@ -213,7 +213,7 @@ impl FormatDestination {
             _ => &whole,
         };
         let usual = &[EXT_KIND];
-        Ok(OverwriteCheck { place, len_bytes, contents: held, force, usual, option_name: word }
+        Ok(OverwriteCheck { place, len_bytes, contents: held, force, usual, option_name }
             .check()?)
     }
 

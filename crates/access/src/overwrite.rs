@@ -94,7 +94,7 @@ impl OverwriteCheck<'_> {
     /// The target holds such contents.
     pub fn check(&self) -> crate::Result<()> {
         let Some(held) = self.contents else { return Ok(()) };
-        let Self { place, option_name: word, .. } = self;
+        let Self { place, option_name, .. } = self;
         let DetectedContent { kind, what, .. } = held;
         let refused = |text: String| Err(Error::new(Errno::EXIST, text));
         if held.is_compressed() {
@@ -116,7 +116,7 @@ impl OverwriteCheck<'_> {
         let len = crate::messages::format_bytes(self.len_bytes);
         let named = if is_usual { String::new() } else { format!("={kind}") };
         refused(format!(
-            "{place} holds {what}; {word}{named} overwrites it (all of {place}, {len}), and {lost}"
+            "{place} holds {what}; {option_name}{named} overwrites it (all of {place}, {len}), and {lost}"
         ))
     }
 }

@@ -146,14 +146,19 @@ pub struct ScanResult {
 /// # Errors
 /// A source cannot be read, or is not of the format that it claims.
 pub fn scan_source(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
-    let ScanRequest { from, list, exclude, image_options: choice, keep_owners, root, stamp } =
-        wanted;
-    sources_to_protect(from).refuse_source_as_destination(choice.temp_dir_of)?;
+    let ScanRequest { from, list, exclude, image_options, keep_owners, root, stamp } = wanted;
+    sources_to_protect(from).refuse_source_as_destination(image_options.temp_dir_of)?;
     if let [SourceSpec::Path(path)] = from
         && path.is_dir()
     {
-        let mut source =
-            directory::scan_directory_tree(path, choice.temp_dir_of, root, stamp, exclude, list)?;
+        let mut source = directory::scan_directory_tree(
+            path,
+            image_options.temp_dir_of,
+            root,
+            stamp,
+            exclude,
+            list,
+        )?;
         source.notes.extend(image_hint(from, &source.tree));
         return Ok(ScanResult { source, config: None });
     }
@@ -161,14 +166,14 @@ pub fn scan_source(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
     let mut all = vec![];
     let mut config = None;
     for origin in from {
-        let found = origin.open_archives(&choice)?;
+        let found = origin.open_archives(&image_options)?;
         all.extend(found.layers);
         config = found.config.or(config);
     }
     // In a single plain archive, whiteout names are ordinary names.
     let several = all.len() > 1;
     all.iter_mut().for_each(|layer| layer.whiteouts |= several);
-    let mut source = layers::scan_layers(all, root, stamp, keep_owners, choice.limit)?;
+    let mut source = layers::scan_layers(all, root, stamp, keep_owners, image_options.limit)?;
     source.notes.extend(image_hint(from, &source.tree));
     transform::remove_excluded(&mut source.tree, exclude);
     Ok(ScanResult { source, config })

@@ -53,7 +53,7 @@ impl TuneOptions<'_> {
             };
             reserved.ok_or_else(|| wrong(format!("{text}: blocks, or 0% to 50% are possible")))
         };
-        let most_mounts = match self.max_mounts {
+        let max_mounts = match self.max_mounts {
             None => None,
             Some(-1) => Some(0),
             Some(mounts) => Some(
@@ -69,7 +69,7 @@ impl TuneOptions<'_> {
         let features = features.filter(|word| !word.is_empty());
         Ok(TuneChanges {
             uuid,
-            max_mounts: most_mounts,
+            max_mounts,
             reserved: self.reserved.map(reserved).transpose()?,
             features: features.map(str::to_owned).collect(),
             hash_seed: identities.uuid(),

@@ -60,7 +60,7 @@ impl LruIndex {
 
 impl ChunkCache {
     /// Opens the cache in a directory, which is created if it is missing.
-    pub fn open(dir: &Path, most_bytes: u64, store: u128) -> Result<Self, String> {
+    pub fn open(dir: &Path, max_bytes: u64, store: u128) -> Result<Self, String> {
         let said = |error: std::io::Error| format!("{}: {error}", dir.display());
         std::fs::create_dir_all(dir).map_err(said)?;
         let mut files = vec![];
@@ -88,8 +88,7 @@ impl ChunkCache {
         files.sort();
         let mut kept = LruIndex::default();
         files.iter().for_each(|(_, name, len)| kept.touch(name, *len));
-        let cache =
-            Self { dir: dir.to_owned(), max_bytes: most_bytes, store, kept: Mutex::new(kept) };
+        let cache = Self { dir: dir.to_owned(), max_bytes, store, kept: Mutex::new(kept) };
         cache.evict();
         Ok(cache)
     }

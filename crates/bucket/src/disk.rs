@@ -93,7 +93,7 @@ impl BucketDisk {
         journal: Option<Journal>,
         lock: Option<Arc<File>>,
     ) -> Result<Self, Error> {
-        let OpenedBucket { root, map, names, garbage: dead, epoch, newest, end } = opened;
+        let OpenedBucket { root, map, names, garbage, epoch, newest, end } = opened;
         let state = QueueState {
             root,
             map,
@@ -111,7 +111,7 @@ impl BucketDisk {
             ends: VecDeque::new(),
             is_root_due: false,
             roots: VecDeque::new(),
-            dead: dead.into_iter().map(|key| (key, 0)).collect(),
+            dead: garbage.into_iter().map(|key| (key, 0)).collect(),
             error: None,
             retries_transient: false,
             away: None,
@@ -134,17 +134,17 @@ impl BucketDisk {
             uploader_wakes: Condvar::new(),
         };
         let shared = Arc::new(shared);
-        let pump = has_journal.then(|| {
+        let uploader = has_journal.then(|| {
             let shared = shared.clone();
             let named = std::thread::Builder::new().name("journal".to_owned());
             let spawned = named.spawn(move || shared.run_uploader());
             spawned.map_err(|error| remote(format!("no thread for the journal: {error}")))
         });
-        let pump = Mutex::new(pump.transpose()?);
+        let uploader = Mutex::new(uploader.transpose()?);
         Ok(Self {
             shared,
             has_journal,
-            uploader: pump,
+            uploader,
             close_message: Mutex::default(),
             reader_position: Mutex::new((newest, end)),
             _lock: lock,

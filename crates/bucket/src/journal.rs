@@ -503,8 +503,8 @@ impl Journal {
 
     /// Begins an incarnation of an empty journal, for a store.
     pub fn begin_incarnation(&mut self, store: u128, address: &str) -> Result<(), Error> {
-        let (life, address) = (self.head.incarnation + 1, strip_control_chars(address));
-        self.head = JournalHeader { incarnation: life, store, address, ..self.head.clone() };
+        let (incarnation, address) = (self.head.incarnation + 1, strip_control_chars(address));
+        self.head = JournalHeader { incarnation, store, address, ..self.head.clone() };
         (self.at, self.nth) = (RING_START, 0);
         self.records.clear();
         self.write_header(RING_START, 0, false)

@@ -103,13 +103,9 @@ impl Default for MemoryBucket {
 
 impl MemoryBucket {
     /// Creates an empty bucket whose server has only these guarantees.
-    pub fn with_guarantees(promises: ServerGuarantees) -> Self {
-        let server = ServerState {
-            objects: BTreeMap::new(),
-            guarantees: promises,
-            requests: 0,
-            late: vec![],
-        };
+    pub fn with_guarantees(guarantees: ServerGuarantees) -> Self {
+        let server =
+            ServerState { objects: BTreeMap::new(), guarantees, requests: 0, late: vec![] };
         Self::with_server(Arc::new(Mutex::new(server)), Faults::default())
     }
 

@@ -84,9 +84,8 @@ impl BucketOptions {
         let cache = self.cache.as_ref().map(|(dir, most_bytes)| {
             ChunkCache::open(dir, *most_bytes, opened.root.id).map_err(remote)
         });
-        let gives_back = self.is_mount || journal.is_some();
-        let pace =
-            WritePolicy { commit: self.commit, lanes: self.lanes, releases_epoch: gives_back };
+        let releases_epoch = self.is_mount || journal.is_some();
+        let pace = WritePolicy { commit: self.commit, lanes: self.lanes, releases_epoch };
         if let Some(journal) = &mut journal {
             journal.begin_incarnation(opened.root.id, &bucket.address)?;
         }

@@ -139,14 +139,14 @@ pub(crate) fn live_objects(
     }
     root.epoch_ends.insert(newest.epoch, end);
     let (mut map, mut keys, mut gone) = (SectorMap::default(), HashMap::new(), vec![]);
-    let mut dead: Vec<Arc<str>> = vec![];
+    let mut garbage: Vec<Arc<str>> = vec![];
     for (number, (runs, is_sane, key)) in data {
         let counts =
             root.epoch_ends.get(&number.epoch).is_some_and(|end| number.sequence < *end) && is_sane;
         if !counts {
             // Objects of a newer epoch are not ours to delete.
             if mine.is_some_and(|mine| number.epoch < mine) {
-                dead.push(key.into());
+                garbage.push(key.into());
             }
             continue;
         }
@@ -161,14 +161,14 @@ pub(crate) fn live_objects(
     }
     // Objects without references, or only beyond the current ends, are not needed.
     let alive: HashSet<ObjectNumber> = map.live_objects().collect();
-    dead.extend(keys.extract_if(|number, _| !alive.contains(number)).map(|(_, key)| key));
+    garbage.extend(keys.extract_if(|number, _| !alive.contains(number)).map(|(_, key)| key));
     let is_old = |name: &&ObjectName| match name {
         ObjectName::Root(number) => mine.is_some_and(|mine| number.epoch < mine),
         _ => false,
     };
-    dead.extend(names.keys().filter(is_old).map(|name| name.key().into()));
+    garbage.extend(names.keys().filter(is_old).map(|name| name.key().into()));
     // An epoch without objects needs no end: its late objects are not live then.
     let epochs: BTreeSet<u32> = map.live_objects().map(|number| number.epoch).collect();
     root.epoch_ends.retain(|epoch, _| epochs.contains(epoch));
-    OpenedBucket { root, map, names: keys, garbage: dead, epoch, newest, end }
+    OpenedBucket { root, map, names: keys, garbage, epoch, newest, end }
 }

@@ -149,9 +149,9 @@ impl<'a> NewImageDisk<'a> {
         identity: [u8; 16],
     ) -> Result<Self, DiskError> {
         let (format, len_bytes) = (draft.format, draft.properties.len_bytes);
-        let needed = Extent::new(0, format.max_file_bytes(len_bytes));
-        if needed.len_bytes > file.properties().len_bytes || len_bytes > format.max_disk_bytes() {
-            return Err(DiskError::ShortRead { extent: needed, got_bytes: 0 });
+        let extent = Extent::new(0, format.max_file_bytes(len_bytes));
+        if extent.len_bytes > file.properties().len_bytes || len_bytes > format.max_disk_bytes() {
+            return Err(DiskError::ShortRead { extent, got_bytes: 0 });
         }
         let drafted = draft.units.lock();
         let places =

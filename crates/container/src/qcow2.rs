@@ -83,8 +83,8 @@ impl Qcow2 {
         if incompatible & INCOMPAT_EXTERNAL_DATA != 0 {
             return Err(UnsupportedFeature::Feature("qcow2", "its contents in another file").into());
         }
-        let in_parts = incompatible & INCOMPAT_EXTENDED_L2 != 0;
-        if in_parts && cluster_bits < 14 {
+        let has_subclusters = incompatible & INCOMPAT_EXTENDED_L2 != 0;
+        if has_subclusters && cluster_bits < 14 {
             return Err(Error::Damaged("qcow2: parts of clusters that are shorter than a sector"));
         }
         if incompatible & INCOMPAT_CORRUPT != 0 {
@@ -103,7 +103,7 @@ impl Qcow2 {
         let len_bytes = be64(&head, 24);
         let entries = u64::from(be32(&head, 36));
         // Each L1 entry refers to an L2 table of one cluster.
-        let covered = 1u128 << (2 * cluster_bits - if in_parts { 4 } else { 3 });
+        let covered = 1u128 << (2 * cluster_bits - if has_subclusters { 4 } else { 3 });
         let needed = u128::from(len_bytes).div_ceil(covered);
         if u128::from(entries) < needed || needed > u128::from(MAX_L1_ENTRIES) {
             return Err(Error::Damaged("qcow2: its first table does not fit its length"));
@@ -111,7 +111,7 @@ impl Qcow2 {
         let first_at = be64(&head, 40);
         let first = read_table(file, first_at, needed as u64)?;
         let is_dirty = incompatible & INCOMPAT_DIRTY != 0;
-        let behind = match (be64(&head, 8), be32(&head, 16)) {
+        let backing = match (be64(&head, 8), be32(&head, 16)) {
             (0, _) | (_, 0) => None,
             (_, len) if len > 1023 => return Err(Error::Damaged("qcow2: a name too long")),
             (at, len) => {
@@ -119,7 +119,7 @@ impl Qcow2 {
                 Some(String::from_utf8_lossy(&name).into_owned())
             }
         };
-        let behind = match behind {
+        let backing = match backing {
             None => None,
             Some(name) if has_raw_backing_format(file, &head, version)? => {
                 Some(BackingFile { name, id: BackingId::Raw })
@@ -133,11 +133,11 @@ impl Qcow2 {
             l1_table: first,
             l2_cache: kept,
             zstd,
-            has_subclusters: in_parts,
+            has_subclusters,
             version,
             l1_table_offset: first_at,
             is_dirty,
-            backing: behind,
+            backing,
         })
     }
 

@@ -144,7 +144,7 @@ impl Vhdx {
         if !block_bytes.is_power_of_two() || !(MIB..=256 * MIB).contains(&block_bytes) {
             return Err(Error::Damaged("VHDX: blocks of an impossible size"));
         }
-        let behind = match le32(&parameters, 4) & HAS_PARENT_FLAG {
+        let backing = match le32(&parameters, 4) & HAS_PARENT_FLAG {
             0 => None,
             _ => {
                 let (at, len) = place(PARENT_LOCATOR_GUID)?;
@@ -161,7 +161,7 @@ impl Vhdx {
         }
         let chunk = (sector_bytes << 23) / block_bytes;
         let blocks = len_bytes.div_ceil(block_bytes);
-        let entries = match behind {
+        let entries = match backing {
             None => blocks + blocks.saturating_sub(1) / chunk,
             // The BAT includes the last bitmap.
             Some(_) => blocks.div_ceil(chunk) * (chunk + 1),
@@ -185,7 +185,7 @@ impl Vhdx {
             replay,
             sector_bytes,
             is_fixed: le32(&parameters, 4) & LEAVE_ALLOCATED_FLAG != 0,
-            backing: behind,
+            backing,
         })
     }
 

@@ -171,7 +171,7 @@ struct WriteOrigin {
 }
 
 impl<T: AllocationTables> WritableImage<T> {
-    pub(crate) fn new(file: ImageFile, tables: T, behind: Option<Arc<dyn Disk>>) -> Self {
+    pub(crate) fn new(file: ImageFile, tables: T, backing: Option<Arc<dyn Disk>>) -> Self {
         let of_file = file.disk().properties();
         let sector_bytes = of_file.sector_bytes.max(SECTOR_BYTES);
         let len = tables.len_bytes();
@@ -189,7 +189,7 @@ impl<T: AllocationTables> WritableImage<T> {
         let state = Mutex::new(ImageState { tables, newest: Ticket(0), stopped: false });
         Self {
             file,
-            backing: behind,
+            backing,
             properties,
             unit_bytes,
             decompressed: DecompressedCache::default(),
@@ -366,9 +366,9 @@ fn restore_chain(
     refused: Option<Vec<Group>>,
 ) -> Option<Vec<Group>> {
     let mut refused = refused?;
-    for WriteOrigin { in_chain: ours, in_file: theirs } in origins {
-        let block = refused.get_mut(theirs.0)?.writes.get_mut(theirs.1)?.block.take();
-        chain.get_mut(ours.0)?.writes.get_mut(ours.1)?.block = block;
+    for WriteOrigin { in_chain, in_file } in origins {
+        let block = refused.get_mut(in_file.0)?.writes.get_mut(in_file.1)?.block.take();
+        chain.get_mut(in_chain.0)?.writes.get_mut(in_chain.1)?.block = block;
     }
     Some(chain)
 }
@@ -447,8 +447,8 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
                 state.newest = tickets.last().copied().unwrap_or(state.newest).max(state.newest);
                 Ok(tickets)
             }
-            Err(Refused { payload: goods, error }) => {
-                Err(Refused { payload: restore_chain(chain, &origins, goods), error })
+            Err(Refused { payload, error }) => {
+                Err(Refused { payload: restore_chain(chain, &origins, payload), error })
             }
         }
     }

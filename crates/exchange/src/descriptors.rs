@@ -67,8 +67,8 @@ pub fn receive_with_fds(
             fds.extend(rights);
         }
     }
-    let whole = !got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC);
-    Ok(ReceivedMessage { len: got.bytes, fds, is_complete: whole })
+    let is_complete = !got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC);
+    Ok(ReceivedMessage { len: got.bytes, fds, is_complete })
 }
 
 #[cfg(test)]

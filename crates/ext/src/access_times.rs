@@ -25,8 +25,8 @@ pub(crate) struct PendingAccessTimes {
 
 impl PendingAccessTimes {
     pub(crate) fn new(rule: AccessTimes) -> Self {
-        let (len, noted) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Self { rule, pending: Mutex::default(), len, recorded: noted }
+        let (len, recorded) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Self { rule, pending: Mutex::default(), len, recorded }
     }
 
     /// Returns true if there are times that need a commit.

@@ -119,7 +119,7 @@ impl Groups {
             return Err(Error::corrupt("superblock: first data block"));
         }
         let mut all = Vec::with_capacity(saturating_usize(super_.groups.into()));
-        let mut own = vec![(0, u64::from(super_.first_data_block) + 1)];
+        let mut system_zones = vec![(0, u64::from(super_.first_data_block) + 1)];
         for number in (0..super_.groups).map(GroupNumber) {
             let (at, slot) = super_.descriptor_location(number);
             let bytes = store.block(at, Role::Descriptors)?;
@@ -134,21 +134,21 @@ impl Groups {
             .map_err(|error| error.with_block(at))?;
             let group::GroupDescriptor { block_bitmap, inode_bitmap, inode_table, .. } =
                 group.descriptor;
-            own.push((block_bitmap.0, block_bitmap.0.saturating_add(1)));
-            own.push((inode_bitmap.0, inode_bitmap.0.saturating_add(1)));
+            system_zones.push((block_bitmap.0, block_bitmap.0.saturating_add(1)));
+            system_zones.push((inode_bitmap.0, inode_bitmap.0.saturating_add(1)));
             let table = u64::from(super_.inode_table_blocks());
-            own.push((inode_table.0, inode_table.0.saturating_add(table)));
+            system_zones.push((inode_table.0, inode_table.0.saturating_add(table)));
             let head = super_.base_meta_blocks(number);
-            own.push((group.first_block, group.first_block.saturating_add(head)));
+            system_zones.push((group.first_block, group.first_block.saturating_add(head)));
             all.push(group);
         }
-        let own = round_to_clusters(merge_ranges(own)?, cluster_blocks.into());
+        let system_zones = round_to_clusters(merge_ranges(system_zones)?, cluster_blocks.into());
         let sum = |count: fn(&Group) -> u32| all.iter().map(|group| u64::from(count(group))).sum();
         let (free_clusters, free_inodes) =
             (sum(|it| it.descriptor.free_clusters), sum(|it| it.descriptor.free_inodes));
         let directories = sum(|it| it.descriptor.directories);
         Ok(Self {
-            system_zones: own,
+            system_zones,
             free_clusters,
             free_inodes,
             directories,
@@ -413,17 +413,17 @@ impl Group {
         }
         let blocks =
             saturating_u32(super_.blocks.saturating_sub(first)).min(super_.blocks_per_group);
-        let clusters = blocks.div_ceil(super_.cluster_blocks);
+        let bitmap_clusters = blocks.div_ceil(super_.cluster_blocks);
         let before = u64::from(number.0).saturating_mul(super_.inodes_per_group.into());
         let inodes = saturating_u32(u64::from(super_.inodes).saturating_sub(before));
         let inodes = inodes.min(super_.inodes_per_group);
         Ok(Self {
             first_block: first,
-            bitmap_clusters: clusters,
+            bitmap_clusters,
             whole_clusters: blocks / super_.cluster_blocks,
             inodes,
             descriptor: group::GroupDescriptor {
-                free_clusters: said.free_clusters.min(clusters),
+                free_clusters: said.free_clusters.min(bitmap_clusters),
                 free_inodes: said.free_inodes.min(inodes),
                 ..said
             },

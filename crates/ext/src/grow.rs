@@ -68,8 +68,9 @@ impl GrowPlan {
         let is_changed = new.reserved_descriptor_blocks != old.super_.reserved_descriptor_blocks
             || new.compatible != old.super_.compatible
             || (old.super_.groups..new.groups).any(|it| new.has_superblock(GroupNumber(it)));
-        let reserve = if is_changed { reserved_gdt::resize_dind_block(&redo, &old)? } else { None };
-        Ok(Self { old, raw, new, resize_dind_block: reserve })
+        let resize_dind_block =
+            if is_changed { reserved_gdt::resize_dind_block(&redo, &old)? } else { None };
+        Ok(Self { old, raw, new, resize_dind_block })
     }
 
     /// Returns the current size in bytes.

@@ -71,12 +71,12 @@ impl Run {
         let (start, end) = (self.from.max(from), self.end().min(end));
         let blocks = end.0.checked_sub(start.0).filter(|blocks| *blocks > 0)?;
         let skipped = u64::from(start.0.saturating_sub(self.from.0));
-        let place = match self.location {
+        let location = match self.location {
             BlockLocation::Mapped(first) => BlockLocation::Mapped(first.offset(skipped)),
             BlockLocation::Unwritten(first) => BlockLocation::Unwritten(first.offset(skipped)),
             other => other,
         };
-        Some(Self { from: start, blocks, location: place })
+        Some(Self { from: start, blocks, location })
     }
 }
 
@@ -285,10 +285,10 @@ pub(crate) fn with_source<T>(
 }
 
 impl MapVisitor for RunList {
-    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+    fn visit_run(&mut self, at: u64, blocks: u64, location: BlockLocation) -> ControlFlow<()> {
         // The requested range ends at a 32-bit file block, so these fit.
         if let (Ok(from), Ok(blocks)) = (u32::try_from(at), u32::try_from(blocks)) {
-            self.push(Run { from: FileBlock(from), blocks, location: place });
+            self.push(Run { from: FileBlock(from), blocks, location });
         }
         ControlFlow::Continue(())
     }

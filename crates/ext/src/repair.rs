@@ -190,13 +190,13 @@ impl Repair {
                 continue;
             }
             now.retain(|it| !quota(it));
-            let mut tried = 0;
+            let mut attempt = 0;
             for problem in &now {
                 let times = attempts.entry((*problem).clone()).or_default();
                 *times = times.saturating_add(1);
-                tried = tried.max(*times);
+                attempt = attempt.max(*times);
             }
-            if tried > MAX_ATTEMPTS {
+            if attempt > MAX_ATTEMPTS {
                 self.unfixed = now.into_iter().cloned().collect();
                 return Ok(());
             }
@@ -207,7 +207,7 @@ impl Repair {
                 next_free: 0,
                 now: options.now,
                 blocks_left: Cell::new(self.taken.len().saturating_mul(8).saturating_add(1 << 22)),
-                attempt: tried,
+                attempt,
                 later: &mut later,
                 fixes: vec![],
             };

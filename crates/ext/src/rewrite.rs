@@ -71,24 +71,24 @@ pub(crate) struct VolumeRewrite<'a> {
 impl<'a> VolumeRewrite<'a> {
     pub(crate) fn new(
         old: &'a OfflineVolume,
-        to_be: PlannedVolume,
+        planned: PlannedVolume,
         redo: RedoLog<'a>,
         now: Time,
         progress: &'a dyn Fn(u64),
     ) -> Self {
-        let space = BlockUsage::new(to_be.super_.blocks, to_be.super_.cluster_blocks);
-        let reforming = DirectoryConversion::between(&old.super_, &to_be.super_);
+        let space = BlockUsage::new(planned.super_.blocks, planned.super_.cluster_blocks);
+        let directory_conversion = DirectoryConversion::between(&old.super_, &planned.super_);
         Self {
             old_checksums: MetadataChecksums::for_volume(&old.super_),
-            new_checksums: MetadataChecksums::for_volume(&to_be.super_),
+            new_checksums: MetadataChecksums::for_volume(&planned.super_),
             budget: old.super_.blocks,
             old,
-            planned: to_be,
+            planned,
             redo,
             space,
             renumbered: BTreeMap::new(),
             rewrites_checksums: false,
-            directory_conversion: reforming,
+            directory_conversion,
             now,
             progress,
             moved_blocks: 0,

@@ -55,11 +55,15 @@ pub(crate) struct WriteContext {
 }
 
 impl WriteContext {
-    pub(crate) fn new(writer: WriteState, outbox: CommitQueue, writing: WriteOptions) -> Self {
+    pub(crate) fn new(
+        writer: WriteState,
+        commit_queue: CommitQueue,
+        writing: WriteOptions,
+    ) -> Self {
         Self {
             stopped: writer.is_stopped.clone(),
             state: RwLock::new(writer),
-            commit_queue: outbox,
+            commit_queue,
             group_commit: GroupCommit::default(),
             dirty_limit: writing.dirty_bytes,
             clock: writing.clock,
@@ -88,11 +92,11 @@ impl WriteContext {
 
 impl std::fmt::Debug for WriteContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { state: gate, commit_queue: outbox, pending_access_times: accesses, .. } = self;
+        let Self { state, commit_queue, pending_access_times, .. } = self;
         f.debug_struct("WriteSide")
-            .field("gate", gate)
-            .field("outbox", outbox)
-            .field("accesses", accesses)
+            .field("gate", state)
+            .field("outbox", commit_queue)
+            .field("accesses", pending_access_times)
             .finish_non_exhaustive()
     }
 }
@@ -157,7 +161,7 @@ impl WriteState {
         protocol: Box<dyn CommitProtocol>,
         groups: Groups,
         writing: &WriteOptions,
-        clean: bool,
+        was_clean: bool,
     ) -> Self {
         Self {
             generation: (writing.clock)().nanoseconds,
@@ -172,7 +176,7 @@ impl WriteState {
             tmpfiles: HashSet::new(),
             stopped: None,
             is_stopped: Arc::default(),
-            was_clean: clean,
+            was_clean,
             is_marked_in_use: false,
             next_top_dir_group: 0,
             pending_deletions: vec![],

@@ -96,7 +96,7 @@ pub fn probe(
     disk: &dyn Disk,
     clock: &dyn Fn() -> u64,
     region: Extent,
-    told_bytes: u32,
+    reported_unit_bytes: u32,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<ProbeResults> {
     let properties = disk.properties();
@@ -138,10 +138,10 @@ pub fn probe(
         flush_ns,
         reads_per_s,
         misalignment_cost: [0.0; 6],
-        reported_unit_bytes: told_bytes,
+        reported_unit_bytes,
         page_bytes: to_u32_saturating(RANDOM_REQUEST_BYTES),
     };
-    let floor = properties.sector_bytes.max(told_bytes);
+    let floor = properties.sector_bytes.max(reported_unit_bytes);
     if !measured.has_seek_cost() {
         // From the largest down: the first measurable boundary is the page's.
         let costs = measured.misalignment_cost.iter_mut().zip(WRITE_TIMES_NS);

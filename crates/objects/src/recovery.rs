@@ -192,10 +192,10 @@ fn load_state(
 /// Reads the checkpoint record, from one of its copies.
 fn read_checkpoint_record(core: &Core) -> Result<CheckpointRecord> {
     let read = |ptr: BlockPtr| CheckpointRecord::decode(&core.log.io.read_block(ptr)?, ptr.at);
-    let Superblock { checkpoint, checkpoint_copy: twin, .. } = core.checkpoints.superblock;
+    let Superblock { checkpoint, checkpoint_copy, .. } = core.checkpoints.superblock;
     read(checkpoint).or_else(|error| {
         log::warn!("the checkpoint's first copy: {error}");
-        read(twin.ok_or(error)?)
+        read(checkpoint_copy.ok_or(error)?)
     })
 }
 

@@ -221,7 +221,7 @@ impl Superblock {
         let len = reader.u32()?;
         let checkpoint = BlockPtr { at: reader.u64()?, len, sum: reader.u64()? };
         let (at, sum) = (reader.u64()?, reader.u64()?);
-        let twin = (at > 0).then_some(BlockPtr { at, len, sum });
+        let checkpoint_copy = (at > 0).then_some(BlockPtr { at, len, sum });
         if made_for > disk_bytes {
             return Err(Error::NotAStore(format!(
                 "the store was made for {made_for} bytes, the disk has {disk_bytes}"
@@ -245,7 +245,7 @@ impl Superblock {
             profile,
             geometry,
             checkpoint,
-            checkpoint_copy: twin,
+            checkpoint_copy,
         })
     }
 

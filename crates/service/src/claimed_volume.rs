@@ -98,8 +98,8 @@ impl ClaimedVolume {
         means: Option<&RemoteCredentials>,
     ) -> Result<Self, String> {
         let (disk, note) = StoreDiskHandle::open(sockets, store, disk, read_only, means)?;
-        let keep = VolumeGuards { backing: None, guard: None };
-        Ok(Self { source: VolumeSource::Store(disk), note, guards: keep })
+        let guards = VolumeGuards { backing: None, guard: None };
+        Ok(Self { source: VolumeSource::Store(disk), note, guards })
     }
 
     /// Opens a volume for as long as the descriptors live. Retries for at most `wait`, since a

@@ -70,8 +70,8 @@ pub(crate) fn serve_disk(
     let file = if grows { file.with_growth()? } else { file };
     let file = Arc::new(if discards { file.with_discards() } else { file }.start());
     let (served, last) = (Arc::downgrade(&file), Arc::new(OnceLock::new()));
-    let (told, mark) = (last.clone(), Arc::new(AtomicU64::new(0)));
-    let marking = mark.clone();
+    let (told, accepted_mark) = (last.clone(), Arc::new(AtomicU64::new(0)));
+    let marking = accepted_mark.clone();
     let lanes = first..first + DISK_LANES;
     let ends: Vec<_> = lanes.filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
     let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
@@ -86,7 +86,7 @@ pub(crate) fn serve_disk(
         }
         // Dropping the file writes all completely accepted groups and releases the claim.
     })?;
-    Ok(DiskService { thread, served, write_error: last, accepted_mark: mark })
+    Ok(DiskService { thread, served, write_error: last, accepted_mark })
 }
 
 /// The service of a worker's disk, which ends with the worker.

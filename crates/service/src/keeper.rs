@@ -126,10 +126,10 @@ fn is_connected(client: &UnixStream) -> bool {
 
 impl Keeper {
     /// Creates a keeper without a mount that receives its requests over `listener`.
-    pub fn new(front: Box<dyn Mounter>, listener: UnixListener) -> Arc<Self> {
+    pub fn new(mounter: Box<dyn Mounter>, listener: UnixListener) -> Arc<Self> {
         let (mount, watchers) = (Mutex::default(), Mutex::default());
-        let (told, clients) = (Condvar::new(), AtomicU64::new(0));
-        Arc::new(Self { mounter: front, listener, mount, changed: told, clients, watchers })
+        let (changed, clients) = (Condvar::new(), AtomicU64::new(0));
+        Arc::new(Self { mounter, listener, mount, changed, clients, watchers })
     }
 
     /// Serves clients, each in its own thread, until the mount has ended. Returns early if no mount

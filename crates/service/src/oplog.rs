@@ -209,22 +209,22 @@ impl OpLog {
         let ends = memory.atomic_u64(TAIL_AND_HEAD_OFFSET).load(Ordering::Relaxed);
         let (tail, used) = (ends >> 32, (ends as u32).wrapping_sub((ends >> 32) as u32));
         let tail = tail * ENTRY_ALIGN_BYTES;
-        let (head, rooms) = (tail + u64::from(used) * ENTRY_ALIGN_BYTES, VecDeque::new());
-        let ring = Mutex::new(EntryRing { tail, head, pool_buffers: rooms });
+        let (head, pool_buffers) = (tail + u64::from(used) * ENTRY_ALIGN_BYTES, VecDeque::new());
+        let ring = Mutex::new(EntryRing { tail, head, pool_buffers });
         let part = OPLOG_MEMORY_BYTES - PAGE_POOL_BYTES..OPLOG_MEMORY_BYTES;
         // SAFETY: the keeper writes to the head only; one worker lives at a time, and this is its
         // only oplog.
-        let rooms = unsafe { PagePool::new(memory.clone(), part) };
-        let (taken, hands) = (AtomicU64::new(0), AtomicU32::new(0));
-        let nameless = OrphanTable::new(&memory, epoch == 1);
+        let pool_buffers = unsafe { PagePool::new(memory.clone(), part) };
+        let (accepted_number, next_slot) = (AtomicU64::new(0), AtomicU32::new(0));
+        let orphan_table = OrphanTable::new(&memory, epoch == 1);
         Ok(Self {
             memory,
-            pool: rooms,
+            pool: pool_buffers,
             epoch,
-            accepted_number: taken,
+            accepted_number,
             ring,
-            next_slot: hands,
-            orphan_table: nameless,
+            next_slot,
+            orphan_table,
         })
     }
 
@@ -302,9 +302,9 @@ impl OpLog {
         let outcome = (flags & FLAG_OUTCOME_RECORDED != 0).then_some(outcome);
         // The partial result of a failed change was submitted before its outcome was recorded.
         let has_failed = flags & FLAG_OUTCOME_RECORDED != 0 && errno != 0;
-        let is_taken =
+        let is_accepted =
             has_failed || flags & FLAG_DISK_ACCEPTED != 0 || epoch == taken.0 && number <= taken.1;
-        if is_taken {
+        if is_accepted {
             self.u32_field(at, ENTRY_FLAGS_OFFSET).fetch_or(FLAG_DISK_ACCEPTED, Ordering::Relaxed);
         }
         let request_len = word(REQUEST_LEN_OFFSET) as usize;
@@ -314,7 +314,7 @@ impl OpLog {
         let mut request = vec![0; request_len];
         self.memory.copy_out(self.byte_offset(at) + REQUEST_BYTES_OFFSET, &mut request);
         // A change that is not replayed needs no data.
-        request.extend_from_slice(contents.filter(|_| !is_taken).map_or(&[], |room| room));
+        request.extend_from_slice(contents.filter(|_| !is_accepted).map_or(&[], |room| room));
         let inode = word(CREATED_INODE_OFFSET);
         let file = FileId { inode, generation: word(CREATED_GENERATION_OFFSET) };
         let nanoseconds = word(CHANGE_NANOSECONDS_OFFSET);
@@ -322,15 +322,17 @@ impl OpLog {
             return Err(CorruptOplog("a time"));
         }
         let now = Time { seconds: long(CHANGE_SECONDS_OFFSET) as i64, nanoseconds };
-        let moved = Some(word(RENAMED_INODE_OFFSET)).filter(|moved| *moved != 0).map(InodeNumber);
-        let made = ChangeRecord { now, inode: (inode != 0).then_some(file), renamed_inode: moved };
+        let renamed_inode = Some(word(RENAMED_INODE_OFFSET))
+            .filter(|renamed_inode| *renamed_inode != 0)
+            .map(InodeNumber);
+        let made = ChangeRecord { now, inode: (inode != 0).then_some(file), renamed_inode };
         let inherited = LoggedRequest {
             position: at,
             unique: long(ENTRY_UNIQUE_OFFSET),
             request,
             created: made.inode.map(|made| Node(made.inode.into())),
             outcome,
-            is_accepted: is_taken,
+            is_accepted,
             answered: flags & FLAG_REPLIED != 0,
         };
         Ok((epoch, number, inherited, made))

@@ -65,18 +65,20 @@ impl WorkerRequestLog {
         tree: Arc<OnceLock<VolumeTree>>,
         start: &WorkerStart,
     ) -> Self {
-        let (epoch, taken, refused) = (start.epoch, start.taken, start.refused.clone());
-        let (refusals, left, helper) = (Mutex::default(), Mutex::default(), OnceLock::new());
-        let repeated_since = Mutex::default();
+        let (epoch, accepted_through, quarantined) =
+            (start.epoch, start.taken, start.refused.clone());
+        let (refused_descriptions, inherited, helper) =
+            (Mutex::default(), Mutex::default(), OnceLock::new());
+        let replay_uncommitted_since = Mutex::default();
         Self {
             log,
             tree,
             epoch,
-            accepted_through: taken,
-            quarantined: refused,
-            refused_descriptions: refusals,
-            inherited: left,
-            replay_uncommitted_since: repeated_since,
+            accepted_through,
+            quarantined,
+            refused_descriptions,
+            inherited,
+            replay_uncommitted_since,
             commit_helper: helper,
         }
     }

@@ -201,11 +201,11 @@ pub(crate) fn seize_process(process: rustix::process::Pid) -> std::io::Result<()
     if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn drop_capabilities(keep: CapabilitySet) -> Result<(), ConfineError> {
+fn drop_capabilities(effective: CapabilitySet) -> Result<(), ConfineError> {
     let have = rustix::thread::capabilities(None).map_err(step_error("capabilities"))?;
-    let keep = have.permitted & keep;
+    let effective = have.permitted & effective;
     let sets =
-        CapabilitySets { effective: keep, permitted: keep, inheritable: CapabilitySet::empty() };
+        CapabilitySets { effective, permitted: effective, inheritable: CapabilitySet::empty() };
     rustix::thread::set_capabilities(None, sets).map_err(step_error("capabilities"))
 }
 

@@ -139,7 +139,7 @@ impl StoreProcess {
         Ok(process)
     }
 
-    fn spawn(program: &Path, patience: Duration) -> Result<Self, StoreError> {
+    fn spawn(program: &Path, reply_timeout: Duration) -> Result<Self, StoreError> {
         let (control, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(std::io::Error::from)?;
@@ -155,8 +155,8 @@ impl StoreProcess {
         // A child that is not reaped keeps its pid.
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
         let pidfd = pidfd.map_err(std::io::Error::from)?;
-        let (control, below) = (Mutex::new(control), Mutex::default());
-        Ok(Self { child, pidfd, control, backing_disk: below, reply_timeout: patience })
+        let (control, backing_disk) = (Mutex::new(control), Mutex::default());
+        Ok(Self { child, pidfd, control, backing_disk, reply_timeout })
     }
 
     /// Returns the error that ended all writing of the backing disk, if that is served here.

@@ -97,10 +97,10 @@ pub fn open(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
-    let LocatedVolume { disk, uses_backup_gpt: is_of_backup, deleted, .. } =
+    let LocatedVolume { disk, uses_backup_gpt, deleted, .. } =
         locate_volume(disk, behind, options)?;
     let mut tree = open_whole_disk(disk, options)?;
-    tree.uses_backup_gpt = is_of_backup;
+    tree.uses_backup_gpt = uses_backup_gpt;
     tree.notes = deleted.as_ref().map(describe_deleted).unwrap_or_default();
     Ok(tree)
 }
@@ -311,22 +311,23 @@ impl VolumeTree {
             (false, true) => SyncPolicy::DirectoryChanges,
             (false, false) => SyncPolicy::OnRequest,
         };
-        let (permissions, write_back) = (options.default_permissions, options.write_back);
+        let (kernel_checks_permissions, write_back) =
+            (options.default_permissions, options.write_back);
         let (directory_group, minix_df) = (options.directory_group, options.minix_df);
-        let not_written = None;
+        let read_only_reason = None;
         let damage = volume.quick_check().map(|error| error.to_string());
-        let told = Arc::<ChangeFanout>::default();
-        volume.set_change_recorder(told.clone());
+        let change_fanout = Arc::<ChangeFanout>::default();
+        volume.set_change_recorder(change_fanout.clone());
         Self {
             volume,
-            change_fanout: told,
+            change_fanout,
             image: None,
             opened_writable: writing,
-            read_only_reason: not_written,
+            read_only_reason,
             uses_backup_gpt: false,
             notes: vec![],
             durable,
-            kernel_checks_permissions: permissions,
+            kernel_checks_permissions,
             write_back,
             no_polling: options.no_polling,
             directory_group,

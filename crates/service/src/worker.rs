@@ -83,22 +83,22 @@ pub trait RequestServer: Send + Sync + 'static {
 /// # Errors
 /// A message if anything but a keeper started the process, or if it cannot be confined.
 pub fn run_worker(
-    mut serve: impl RequestServer,
+    mut server: impl RequestServer,
     is_remote: bool,
     has_rings: bool,
     memory_limit_bytes: Option<u64>,
 ) -> Result<(), String> {
     let control = std::io::stdin().as_fd().try_clone_to_owned();
     let control = UnixStream::from(control.map_err(|error| error.to_string())?);
-    let (fixed, mut behind) = receive_descriptors(&control)
+    let (fixed, mut backing_files) = receive_descriptors(&control)
         .ok_or("a worker is started by the keeper; see draconis-mount(1)")?;
     let [image, session, log] = fixed;
     let keeper = control.try_clone().map_err(|error| error.to_string())?;
     let own = [control.as_fd(), keeper.as_fd(), image.as_fd(), session.as_fd(), log.as_fd()];
-    let own: Vec<_> = own.into_iter().chain(behind.iter().map(AsFd::as_fd)).collect();
+    let own: Vec<_> = own.into_iter().chain(backing_files.iter().map(AsFd::as_fd)).collect();
     close_other_fds(&own);
     // The last one, if there are to be rings.
-    let device = if has_rings { behind.pop() } else { None };
+    let device = if has_rings { backing_files.pop() } else { None };
     let log = oplog::map_existing(log)?;
     oplog::prefault_request_buffer(&log);
     std::panic::set_hook(Box::new(|panic| {
@@ -114,9 +114,9 @@ pub fn run_worker(
     } else {
         VolumeInput::File(opened(image)?)
     };
-    let behind = behind.into_iter().map(opened).collect::<Result<_, _>>()?;
+    let backing_files = backing_files.into_iter().map(opened).collect::<Result<_, _>>()?;
     let session = accept(&session, until).map_err(|error| error.to_string())?;
-    let rings = device.map(|device| serve.prepare_rings(device));
+    let rings = device.map(|device| server.prepare_rings(device));
     let profile = match rings {
         Some(Ok(())) => SandboxProfile::RingWorker,
         _ => SandboxProfile::Worker,
@@ -124,13 +124,13 @@ pub fn run_worker(
     let confinement = confine(&profile, memory_limit_bytes).map_err(|error| error.to_string())?;
     prefault_heap();
     let worker = Arc::new(WorkerControl {
-        resources: Mutex::new(Some(WorkerResources { image, backing_files: behind, log })),
+        resources: Mutex::new(Some(WorkerResources { image, backing_files, log })),
         session: session.clone(),
         tree: Arc::default(),
         request_log: OnceLock::new(),
         confinement,
         ring_failure: rings.and_then(Result::err),
-        server: serve,
+        server,
     });
     let waiting = worker.clone();
     std::thread::Builder::new()
@@ -237,9 +237,9 @@ impl<S: RequestServer> WorkerControl<S> {
         }
         let given = self.resources.lock().take();
         let given = given.ok_or_else(|| OpenError::Options("mounted already".into()))?;
-        let WorkerResources { image, backing_files: behind, log } = given;
+        let WorkerResources { image, backing_files, log } = given;
         let log = Arc::new(OpLog::new(log, start.epoch).map_err(OpenError::Options)?);
-        let tree = self.open_volume(image, behind, &log, &start)?;
+        let tree = self.open_volume(image, backing_files, &log, &start)?;
         let recorder = WorkerRequestLog::new(log, self.tree.clone(), &start);
         let recorder = Arc::new(recorder);
         if !tree.is_read_only() {
@@ -416,8 +416,8 @@ impl<S: RequestServer> VolumeServer for WorkerControl<S> {
         let mut text = vec![0; (request.len as usize).min(request.options.len())];
         request.options.copy_out(0, &mut text);
         let mut refuse = |why, said: &str| {
-            let said_bytes = request.options.copy_in(0, said.as_bytes()) as u32;
-            MountError { why, message_bytes: said_bytes }
+            let message_bytes = request.options.copy_in(0, said.as_bytes()) as u32;
+            MountError { why, message_bytes }
         };
         let tree = self.open(&text).map_err(|error| refuse(error.refusal(), &error.to_string()))?;
         let mounted = MountedVolume { space: tree.statfs(), read_only: tree.is_read_only() };

@@ -176,10 +176,8 @@ pub fn refused_read_returns_block(disk: &dyn Disk) {
         let refused = |start, extent_len: usize, len| {
             let at = Extent::new(start, extent_len as u64);
             let answer = disk.read(at, Block::private(len), urgency).wait().expect("an answer");
-            let Err(Refused { payload: goods, error }) = answer else {
-                panic!("{at} of {len} was read")
-            };
-            assert_eq!(goods.expect("the block comes back").len(), len);
+            let Err(Refused { payload, error }) = answer else { panic!("{at} of {len} was read") };
+            assert_eq!(payload.expect("the block comes back").len(), len);
             error
         };
         let top = u64::MAX - (sector as u64 - 1);
@@ -205,10 +203,8 @@ pub fn refused_group_is_returned_unapplied(disk: &dyn Disk) {
     for (at_bytes, bytes) in [(len, sector), (top, sector), (7, sector), (sector as u64, 100)] {
         let bad = Write { at_bytes, block: Block::private(bytes) };
         let refused = disk.submit(Group { writes: vec![good(), bad] }, &[]);
-        let Err(Refused { payload: goods, error }) = refused else {
-            panic!("{bytes} at {at_bytes}")
-        };
-        let writes = goods.expect("the group comes back").writes;
+        let Err(Refused { payload, error }) = refused else { panic!("{bytes} at {at_bytes}") };
+        let writes = payload.expect("the group comes back").writes;
         let back: Vec<_> = writes.iter().map(|it| (it.at_bytes, it.block.len())).collect();
         assert_eq!(back, [(0, sector), (at_bytes, bytes)]);
         let mut byte = [0];
@@ -219,11 +215,9 @@ pub fn refused_group_is_returned_unapplied(disk: &dyn Disk) {
     }
     let unknown = it.unissued_ticket();
     let refused = disk.submit(Group { writes: vec![good()] }, &[unknown]).err();
-    let Some(Refused { payload: goods, error }) = refused else {
-        panic!("{unknown:?} was believed")
-    };
+    let Some(Refused { payload, error }) = refused else { panic!("{unknown:?} was believed") };
     assert_eq!(error, Error::UnknownTicket(unknown));
-    assert_eq!(block_lens(&goods.into_iter().collect::<Vec<_>>()), [[sector]]);
+    assert_eq!(block_lens(&payload.into_iter().collect::<Vec<_>>()), [[sector]]);
     assert_eq!(disk.wait_durable(unknown), Err(Error::UnknownTicket(unknown)));
     assert_eq!(disk.wait_visible(unknown), Err(Error::UnknownTicket(unknown)));
     assert!(it.is_numbered(), "a refused group changed something");
@@ -334,18 +328,16 @@ pub fn refused_chain_is_returned_unapplied(disk: &dyn Disk) {
     let bad = it.make_group(&[(it.len_sectors() - 1, 2, 1)]);
     let sector = it.sector_bytes;
     let refused = disk.submit_chain(vec![good(), bad, good()], &[]).err();
-    let Some(Refused { payload: goods, error }) = refused else { panic!("a chain beyond the end") };
+    let Some(Refused { payload, error }) = refused else { panic!("a chain beyond the end") };
     assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
     let (small, large) = (vec![sector, 2 * sector], vec![2 * sector]);
-    let goods = goods.expect("the chain comes back");
-    assert_eq!(block_lens(&goods), [small.clone(), large, small.clone()]);
+    let payload = payload.expect("the chain comes back");
+    assert_eq!(block_lens(&payload), [small.clone(), large, small.clone()]);
     let unknown = it.unissued_ticket();
     let refused = disk.submit_chain(vec![good(), good()], &[unknown]).err();
-    let Some(Refused { payload: goods, error }) = refused else {
-        panic!("{unknown:?} was believed")
-    };
+    let Some(Refused { payload, error }) = refused else { panic!("{unknown:?} was believed") };
     assert_eq!(error, Error::UnknownTicket(unknown));
-    assert_eq!(block_lens(&goods.expect("the chain comes back")), [small.clone(), small]);
+    assert_eq!(block_lens(&payload.expect("the chain comes back")), [small.clone(), small]);
     assert!(it.is_numbered(), "a refused chain changed something");
     // The refused chain has used no ticket.
     let next = it.submit(&[]);

@@ -194,14 +194,13 @@ impl CrashStates {
         image: Vec<u8>,
         events: Vec<Event>,
         options: CrashOptions,
-        by_groups: bool,
+        is_group_atomic: bool,
     ) -> Self {
         let log = EventLog::from_events(events);
         let before = log.groups.first().map_or(0, |group| group.ticket.saturating_sub(1));
-        let first = log.flush_interval(before, &options, by_groups);
+        let first = log.flush_interval(before, &options, is_group_atomic);
         let (epoch, image) = (Some(first), Arc::new(image));
-        let mut crashes =
-            Self { log, options, is_group_atomic: by_groups, epoch, image, states: 0 };
+        let mut crashes = Self { log, options, is_group_atomic, epoch, image, states: 0 };
         crashes.apply_due_discards();
         crashes
     }

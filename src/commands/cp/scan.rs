@@ -90,16 +90,9 @@ pub fn scan_copy_source<'a>(
         }
     }
     let seen = scan.seen.keys().copied().collect();
-    let implied = HashSet::from([NodeId::ROOT]);
+    let implied_dirs = HashSet::from([NodeId::ROOT]);
     let notes = scan.left_out.notes;
-    Ok((
-        PopulateSource {
-            implied_dirs: implied,
-            notes,
-            ..PopulateSource::new(scan.tree, scan.files)
-        },
-        seen,
-    ))
+    Ok((PopulateSource { implied_dirs, notes, ..PopulateSource::new(scan.tree, scan.files) }, seen))
 }
 
 impl CopyScan<'_> {

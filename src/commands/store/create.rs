@@ -128,7 +128,11 @@ fn check_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
 }
 
 /// Creates a store in an open file or device.
-fn create_in_file(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Result<()> {
+fn create_in_file(
+    arguments: &Arguments,
+    file: File,
+    profile: Option<Profile>,
+) -> anyhow::Result<()> {
     let device = &arguments.device;
     let is_file = file.metadata()?.is_file();
     let there = image::len_bytes(&file)?;
@@ -141,7 +145,7 @@ fn create_in_file(arguments: &Arguments, file: File, given: Option<Profile>) -> 
     let wanted = create_store::StoreSpec {
         len_bytes: len,
         sparse: arguments.sparse,
-        profile: given,
+        profile,
         layout: arguments.layout.map(Into::into),
     };
     let mut bars = StepProgress::new(arguments.progress);

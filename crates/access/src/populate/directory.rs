@@ -219,15 +219,10 @@ pub fn scan_files(
     }
     scan.scan_subdirectories(stack)?;
     scan.check_readable()?;
-    let implied = HashSet::from([NodeId::ROOT]);
+    let implied_dirs = HashSet::from([NodeId::ROOT]);
     let notes = scan.left_out.notes;
     let faults = scan.files.faults.clone();
-    Ok(PopulateSource {
-        implied_dirs: implied,
-        notes,
-        faults,
-        ..PopulateSource::new(scan.tree, scan.files)
-    })
+    Ok(PopulateSource { implied_dirs, notes, faults, ..PopulateSource::new(scan.tree, scan.files) })
 }
 
 /// Host path of a scanned name.

@@ -67,7 +67,7 @@ pub fn scan_sources_and_derive(
         image_options: choice,
         owner,
         table,
-        clamp_times: clamped,
+        clamp_times,
         reproducible,
         ..
     } = filling;
@@ -75,7 +75,7 @@ pub fn scan_sources_and_derive(
     // The time of the newest file is known only after the scan.
     let by_newest = reproducible.is_some_and(|follows| follows.time);
     let now = if by_newest { MAX_TIME } else { made };
-    let mut stamp = TimestampPolicy { now, reproducible: clamped || reproducible.is_some() };
+    let mut stamp = TimestampPolicy { now, reproducible: clamp_times || reproducible.is_some() };
     let mut root = TreeNode::new(NodeKind::Directory, 0o755).with_all_times(if by_newest {
         Time::default()
     } else {

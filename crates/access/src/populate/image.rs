@@ -349,8 +349,8 @@ fn open_layers(
             );
         }
         let archive = store.open_verified_blob(layer)?;
-        let shown = format!("layer {}", layer.digest);
-        found.push(ImageLayer { archive, display_name: shown, whiteouts: true });
+        let display_name = format!("layer {}", layer.digest);
+        found.push(ImageLayer { archive, display_name, whiteouts: true });
     }
     if let Ok(config) = serde_json::from_slice::<ImageConfig>(&text) {
         check_platform(&config, choice)?;

@@ -84,14 +84,14 @@ impl Refcounts {
     pub(super) fn open(file: &ImageFile, cluster_bits: u32, version: u32) -> Result<Self, Error> {
         let sector_bytes = file.sector_bytes().max(512);
         let cluster = 1u64 << cluster_bits;
-        let clusters = file.len_bytes().div_ceil(cluster);
-        if clusters > MAX_CLUSTERS || sector_bytes > cluster {
+        let written_clusters = file.len_bytes().div_ceil(cluster);
+        if written_clusters > MAX_CLUSTERS || sector_bytes > cluster {
             let why = "a file of so many clusters, or of so small ones";
             return Err(UnsupportedFeature::ReadOnlyFormat("qcow2", why, CONVERT_REMEDY).into());
         }
         let head = file.read_vec(0, sector_bytes.min(file.len_bytes()) as usize)?;
-        let order = if version == 3 { be32(&head, 96) } else { 4 };
-        if order > 6 {
+        let refcount_order = if version == 3 { be32(&head, 96) } else { 4 };
+        if refcount_order > 6 {
             return Err(Error::Damaged("qcow2: counts of an impossible size"));
         }
         let table_at = be64(&head, 48);
@@ -105,15 +105,15 @@ impl Refcounts {
         let table = super::read_table(file, table_at, table_bytes / 8)?;
         let mut counts = Self {
             cluster_bits,
-            refcount_order: order,
+            refcount_order,
             version,
             sector_bytes,
             header: head,
             table_at,
             table,
-            refcounts: vec![0; clusters as usize],
+            refcounts: vec![0; written_clusters as usize],
             changed: BTreeSet::new(),
-            written_clusters: clusters,
+            written_clusters,
             search_from: 0,
             preallocated: VecDeque::new(),
             is_new: vec![],

@@ -75,18 +75,18 @@ impl WritableQcow2 {
         if entries > MAX_L1_ENTRIES {
             return Err(Error::DamagedAt("qcow2: a first table of impossible length", 36));
         }
-        let mut counts = Refcounts::open(file, map.cluster_bits, map.version)?;
-        counts.record_exclusive(map.l1_table_offset, entries * 8, false)?;
+        let mut refcounts = Refcounts::open(file, map.cluster_bits, map.version)?;
+        refcounts.record_exclusive(map.l1_table_offset, entries * 8, false)?;
         let sector_bytes = file.sector_bytes().max(512);
         let whole = (entries * 8).next_multiple_of(sector_bytes) / 8;
         let first = read_table(file, map.l1_table_offset, whole)?;
         let seconds = first.iter().take(entries as usize).map(|entry| entry & OFFSET_MASK);
         let seconds: Vec<u64> = seconds.filter(|at| *at != 0).collect();
-        let kept = snapshots::record_snapshots(file, &mut counts, &head)?;
+        let kept = snapshots::record_snapshots(file, &mut refcounts, &head)?;
         let (has_snapshots, mut has_compressed) = (be32(&head, 60) != 0, false);
         if kept.is_empty() {
             for at in seconds {
-                has_compressed |= record_l2_table(file, &map, &mut counts, at, None)?;
+                has_compressed |= record_l2_table(file, &map, &mut refcounts, at, None)?;
             }
         } else {
             let mut times = kept;
@@ -94,13 +94,13 @@ impl WritableQcow2 {
                 *times.entry(at).or_insert(0) += 1;
             }
             for (at, times) in times {
-                has_compressed |= record_l2_table(file, &map, &mut counts, at, Some(times))?;
+                has_compressed |= record_l2_table(file, &map, &mut refcounts, at, Some(times))?;
             }
         }
-        counts.verify_or_repair(file, map.is_dirty)?;
+        refcounts.verify_or_repair(file, map.is_dirty)?;
         Ok(Self {
             map,
-            refcounts: counts,
+            refcounts,
             has_snapshots,
             has_compressed,
             sector_bytes,

@@ -77,8 +77,8 @@ impl RemoteDisk {
             writes: told.chain_writes_max as usize,
             bytes: told.chain_bytes_max,
         };
-        let rooms = OnceLock::new();
-        let shared = Arc::new(ClientShared { properties, bounds, lanes, blocks, page_pool: rooms });
+        let page_pool = OnceLock::new();
+        let shared = Arc::new(ClientShared { properties, bounds, lanes, blocks, page_pool });
         let readers = ReaderThreads::new(shared.clone(), readers);
         Ok(Self { shared, readers, can_be_away: false })
     }
@@ -163,8 +163,8 @@ impl Disk for RemoteDisk {
             Ok(first) => Ok((first..).take(chain.len()).map(Ticket).collect()),
             Err(SubmitFailure::Refused(error)) => Err(Refused { payload: Some(chain), error }),
             Err(SubmitFailure::Lost) => {
-                let goods = self.shared.blocks.is_some().then_some(chain);
-                Err(Refused { payload: goods, error: Error::ServiceEnded })
+                let payload = self.shared.blocks.is_some().then_some(chain);
+                Err(Refused { payload, error: Error::ServiceEnded })
             }
         }
     }

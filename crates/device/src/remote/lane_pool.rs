@@ -64,9 +64,9 @@ impl LanePoolState {
 }
 
 impl LanePool {
-    pub(super) fn new(ends: Vec<Client<Disk>>, patience: Duration) -> Self {
-        let state = LanePoolState { open: ends.len(), idle: ends, urgent: 0, long: 0 };
-        Self { state: Mutex::new(state), changed: Condvar::new(), timeout: patience }
+    pub(super) fn new(idle: Vec<Client<Disk>>, timeout: Duration) -> Self {
+        let state = LanePoolState { open: idle.len(), idle, urgent: 0, long: 0 };
+        Self { state: Mutex::new(state), changed: Condvar::new(), timeout }
     }
 
     /// Waits for a lane; [`Error::ServiceEnded`] once all are lost.

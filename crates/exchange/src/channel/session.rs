@@ -85,11 +85,11 @@ impl SessionConfig {
             return None;
         }
         let (words, slots) = layout_bytes(&[&self.host, &self.guest])?;
-        let let_go_at = (self.lanes as usize * 2 * MAILBOX_STRIDE).next_multiple_of(4096);
-        let slots_at = let_go_at.checked_add(words)?;
+        let release_words_at = (self.lanes as usize * 2 * MAILBOX_STRIDE).next_multiple_of(4096);
+        let slots_at = release_words_at.checked_add(words)?;
         let len = slots_at.checked_add(slots)?;
         (len > 0 && len <= MAX_MEMORY_BYTES).then_some(SessionLayout {
-            release_words_at: let_go_at,
+            release_words_at,
             slots_at,
             len,
         })
@@ -173,8 +173,8 @@ impl PendingSession {
     fn new(plan: &SessionConfig) -> io::Result<Self> {
         let shared = SharedMemory::new(plan.layout().ok_or(Errno::INVAL)?.len)?;
         let bell = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let bells = (0..plan.lanes * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { plan: plan.clone(), shared, event_fds: bells })
+        let event_fds = (0..plan.lanes * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
+        Ok(Self { plan: plan.clone(), shared, event_fds })
     }
 
     /// Returns a socket that holds the hello. `peer` is the pidfd of the recipient's peer.
@@ -306,8 +306,9 @@ impl Session {
         let shared = Arc::new(shared);
         // Callers have checked that the configuration has a layout.
         let layout = plan.layout().expect("the plan was checked");
-        let SessionLayout { release_words_at: let_go_at, slots_at, .. } = layout;
-        let heap = Arena::new(shared.clone(), let_go_at, slots_at, &plan.host, &plan.guest, host);
+        let SessionLayout { release_words_at, slots_at, .. } = layout;
+        let heap =
+            Arena::new(shared.clone(), release_words_at, slots_at, &plan.host, &plan.guest, host);
         Self {
             plan,
             shared,

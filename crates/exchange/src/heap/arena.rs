@@ -78,14 +78,14 @@ impl SlotEntry {
     }
 
     const fn from_bits(bits: u64) -> Self {
-        let place = match bits >> 62 {
+        let state = match bits >> 62 {
             0 => SlotState::Free,
             1 => SlotState::Held,
             2 => SlotState::Exported,
             _ => SlotState::Retired,
         };
         let mask = (1 << 31) - 1;
-        Self { state: place, generation: (bits >> 31 & mask) as u32, len: (bits & mask) as u32 }
+        Self { state, generation: (bits >> 31 & mask) as u32, len: (bits & mask) as u32 }
     }
 }
 
@@ -179,7 +179,7 @@ impl Arena {
     /// and slots at `slots_at`, the host's classes first.
     pub(crate) fn new(
         shared: Arc<SharedMemory>,
-        let_go_at: usize,
+        release_words_at: usize,
         slots_at: usize,
         host: &[SlotClass],
         guest: &[SlotClass],
@@ -188,17 +188,17 @@ impl Arena {
         let mut slots = Vec::new();
         let mut lists: Vec<(u32, Vec<u32>)> = Vec::new();
         let mut at = slots_at;
-        for (classes, home) in [(host, we_are_host), (guest, !we_are_host)] {
+        for (classes, is_own) in [(host, we_are_host), (guest, !we_are_host)] {
             for class in classes {
-                let place = if home { SlotState::Free } else { SlotState::Exported };
-                let entry = SlotEntry { state: place, generation: 0, len: 0 };
+                let state = if is_own { SlotState::Free } else { SlotState::Exported };
+                let entry = SlotEntry { state, generation: 0, len: 0 };
                 let first = slots.len() as u32;
                 for _ in 0..class.slots {
                     let entry = AtomicU64::new(entry.to_bits());
-                    slots.push(Slot { at, bytes: class.slot_bytes, is_own: home, entry });
+                    slots.push(Slot { at, bytes: class.slot_bytes, is_own, entry });
                     at += class.slot_bytes as usize;
                 }
-                if home {
+                if is_own {
                     lists.push((class.slot_bytes, (first..slots.len() as u32).rev().collect()));
                 }
             }
@@ -208,13 +208,7 @@ impl Arena {
             .into_iter()
             .map(|(slot_bytes, free)| FreeList { slot_bytes, free: Mutex::new(free) })
             .collect();
-        Self {
-            shared,
-            release_words_at: let_go_at,
-            slots: slots.into(),
-            free,
-            pool_memory: OnceLock::new(),
-        }
+        Self { shared, release_words_at, slots: slots.into(), free, pool_memory: OnceLock::new() }
     }
 
     /// Allocates a block of `len` bytes in the smallest free slot that is large enough. Its
@@ -357,8 +351,8 @@ impl Arena {
 
     fn free(&self, index: u32, from: SlotEntry) {
         let retire = from.generation >= MAX_GENERATION - 1;
-        let place = if retire { SlotState::Retired } else { SlotState::Free };
-        let to = SlotEntry { state: place, generation: from.generation, len: 0 };
+        let state = if retire { SlotState::Retired } else { SlotState::Free };
+        let to = SlotEntry { state, generation: from.generation, len: 0 };
         if self.slots[index as usize].compare_exchange(from, to) && !retire {
             self.push(index);
         }

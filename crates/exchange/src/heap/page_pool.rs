@@ -52,8 +52,8 @@ impl PagePool {
         assert!(part.start.is_multiple_of(ALIGN_BYTES) && part.len().is_multiple_of(ALIGN_BYTES));
         let (start, pages) = (part.start, part.len() / ALIGN_BYTES);
         let free = Mutex::new(BTreeMap::from([(0, pages)]));
-        let touched = (0..pages).map(|_| AtomicBool::new(false)).collect();
-        Arc::new(Self { memory, start, pages, free, used: AtomicUsize::new(0), faulted: touched })
+        let faulted = (0..pages).map(|_| AtomicBool::new(false)).collect();
+        Arc::new(Self { memory, start, pages, free, used: AtomicUsize::new(0), faulted })
     }
 
     /// Allocates a buffer of `len` bytes, with old contents or zeroes. Takes the first free run,

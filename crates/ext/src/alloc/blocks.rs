@@ -145,16 +145,16 @@ impl Transaction<'_> {
 
     /// Loads the allocation bitmaps of a group, if necessary.
     pub(super) fn load_group_bitmaps(&mut self, number: u32) -> Result<()> {
-        let Some(Group { allocation_bitmaps: None, descriptor: said, .. }) =
+        let Some(Group { allocation_bitmaps: None, descriptor, .. }) =
             self.writer.groups.get(number)
         else {
             return Ok(());
         };
-        if said.flags & flags::BLOCK_UNINIT == 0 {
-            self.block(said.block_bitmap, Role::BlockBitmap(number))?;
+        if descriptor.flags & flags::BLOCK_UNINIT == 0 {
+            self.block(descriptor.block_bitmap, Role::BlockBitmap(number))?;
         }
-        if said.flags & flags::INODE_UNINIT == 0 {
-            self.block(said.inode_bitmap, Role::InodeBitmap(number))?;
+        if descriptor.flags & flags::INODE_UNINIT == 0 {
+            self.block(descriptor.inode_bitmap, Role::InodeBitmap(number))?;
         }
         self.writer.groups.load_allocation_bitmaps(number, &self.volume.store, &self.volume.super_)
     }

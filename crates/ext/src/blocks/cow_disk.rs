@@ -29,16 +29,10 @@ pub(crate) struct CowDisk {
 }
 
 impl CowDisk {
-    pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32, most: usize) -> Self {
-        let (kept, tickets, is_done) = (Mutex::default(), AtomicU64::new(0), AtomicBool::default());
-        Self {
-            disk,
-            block_bytes: block_bytes.into(),
-            max_blocks: most,
-            changed: kept,
-            tickets,
-            is_frozen: is_done,
-        }
+    pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32, max_blocks: usize) -> Self {
+        let (changed, tickets, is_frozen) =
+            (Mutex::default(), AtomicU64::new(0), AtomicBool::default());
+        Self { disk, block_bytes: block_bytes.into(), max_blocks, changed, tickets, is_frozen }
     }
 
     /// Makes the disk read-only.

@@ -45,8 +45,8 @@ pub(crate) struct ReadAheadWindow {
 
 impl FileReadAhead {
     pub(crate) fn new(limit_bytes: u64) -> Self {
-        let places = std::iter::repeat_with(Mutex::default).take(STREAM_SLOTS).collect();
-        Self { slots: places, limit_chunks: limit_bytes / CHUNK_BYTES }
+        let slots = std::iter::repeat_with(Mutex::default).take(STREAM_SLOTS).collect();
+        Self { slots, limit_chunks: limit_bytes / CHUNK_BYTES }
     }
 
     /// Reports a read of `chunk`, which was not cached, or was cached and marked.

@@ -125,11 +125,11 @@ pub(super) struct BlockClaimer<'a, 'b> {
 }
 
 impl<'a, 'b> BlockClaimer<'a, 'b> {
-    pub(super) fn new(check: &'a Check<'b>, inode: u32, of_the_volume: bool) -> Self {
+    pub(super) fn new(check: &'a Check<'b>, inode: u32, may_own_metadata: bool) -> Self {
         Self {
             check,
             inode,
-            may_own_metadata: of_the_volume,
+            may_own_metadata,
             count: 0,
             map_blocks: 0,
             last: None,
@@ -164,7 +164,7 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
 
     /// Claims adjacent blocks if each is a cluster: 64 at a time, and claimed ones individually.
     fn claim_blocks(&mut self, block: u64, blocks: u64) {
-        let Check { metadata, used, multiply_claimed: twice, .. } = self.check;
+        let Check { metadata, used, multiply_claimed, .. } = self.check;
         let (mut nth, end) =
             (self.check.block_index(block), self.check.block_index(block).saturating_add(blocks));
         while nth < end {
@@ -176,7 +176,7 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
                 let taken = used.insert_word(word, these);
                 self.count = self.count.saturating_add(len);
                 if taken != 0 {
-                    twice.insert_word(word, taken);
+                    multiply_claimed.insert_word(word, taken);
                     if !iter_set_bits(taken).all(|_| self.check.count_revisit()) {
                         self.has_skipped_blocks = true;
                         return;

@@ -198,12 +198,12 @@ impl<'a> BitmapComparison<'a> {
         count: u64,
     ) -> Self {
         let (bitmap, named_from) = (place.inode_bitmap, start.saturating_add(1));
-        let said = place.descriptor;
+        let descriptor = place.descriptor;
         Self {
             group,
             bitmap,
             set,
-            descriptor: said,
+            descriptor,
             start,
             first_number: named_from,
             step: 1,

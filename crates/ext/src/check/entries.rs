@@ -417,14 +417,9 @@ fn parse_record(block: &[u8], at: usize) -> Option<(RawDirentView<'_>, usize)> {
     }
     let name = whole.get(HEAD_BYTES..)?.get(..name_len)?;
     let end = HEAD_BYTES.checked_add(name_len)?;
-    let ended = block.get(at.checked_add(end)?).is_none_or(|byte| *byte == 0);
+    let is_nul_terminated = block.get(at.checked_add(end)?).is_none_or(|byte| *byte == 0);
     Some((
-        RawDirentView {
-            inode: le32(whole, 0)?,
-            kind: *whole.get(7)?,
-            name,
-            is_nul_terminated: ended,
-        },
+        RawDirentView { inode: le32(whole, 0)?, kind: *whole.get(7)?, name, is_nul_terminated },
         len,
     ))
 }

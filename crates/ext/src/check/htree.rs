@@ -51,15 +51,15 @@ pub(super) fn check_htree(
             return Ok(());
         }
     };
-    let seen = vec![false; blocks.len()];
-    let mut walk = HtreeWalk { check, dir, levels, blocks, visited: seen, broken: false };
+    let visited = vec![false; blocks.len()];
+    let mut walk = HtreeWalk { check, dir, levels, blocks, visited, broken: false };
     walk.visit_block(0);
     walk.check_index(root, ROOT_ENTRIES_OFFSET, 0, (0, u32::MAX))?;
     if walk.broken {
         return Ok(());
     }
-    for ((at, block, _), seen) in blocks.iter().zip(&walk.visited) {
-        if !seen {
+    for ((at, block, _), visited) in blocks.iter().zip(&walk.visited) {
+        if !visited {
             let complaint = Problem::new(What::TreeBlock).inode(dir).block(*block);
             check.problems.add(complaint.found(*at));
         }

@@ -151,34 +151,35 @@ fn read_group_layout(check: &Check<'_>, group: u32) -> Result<(GroupLayout, bool
     let super_ = &check.super_;
     let (block, slot) = super_.descriptor_location(GroupNumber(group));
     let bytes = check.store.block(block, BlockRole::Descriptors)?;
-    let said = GroupDescriptor::read(&bytes, slot, super_)?;
+    let descriptor = GroupDescriptor::read(&bytes, slot, super_)?;
     let is_sealed = group::has_valid_checksum(&bytes, slot, super_, GroupNumber(group));
     let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS);
-    let unused = match said.unused_inodes {
-        _ if said.flags & flags::INODE_UNINIT != 0 => super_.inodes_per_group,
+    let unused = match descriptor.unused_inodes {
+        _ if descriptor.flags & flags::INODE_UNINIT != 0 => super_.inodes_per_group,
         // Without checksums an invalid count is ignored.
         unused if unused > super_.inodes_per_group && !lazy => 0,
         unused => unused.min(super_.inodes_per_group),
     };
-    let says_so = said.unused_inodes != 0 || unused != 0 || said.flags & flags::BLOCK_UNINIT != 0;
+    let says_so =
+        descriptor.unused_inodes != 0 || unused != 0 || descriptor.flags & flags::BLOCK_UNINIT != 0;
     if says_so && !lazy {
         check.problems.add(Problem::new(What::GroupUninitialised).group(group));
     }
-    if lazy && said.unused_inodes > super_.inodes_per_group {
+    if lazy && descriptor.unused_inodes > super_.inodes_per_group {
         let complaint = Problem::new(What::GroupUnused).group(group);
-        check.problems.add(complaint.found(said.unused_inodes));
+        check.problems.add(complaint.found(descriptor.unused_inodes));
     }
     let place = GroupLayout {
-        descriptor: said,
-        block_bitmap: said.block_bitmap.0,
-        inode_bitmap: said.inode_bitmap.0,
-        inode_table: said.inode_table.0,
-        free_blocks: said.free_clusters,
-        free_inodes: said.free_inodes,
-        directories: said.directories,
+        descriptor,
+        block_bitmap: descriptor.block_bitmap.0,
+        inode_bitmap: descriptor.inode_bitmap.0,
+        inode_table: descriptor.inode_table.0,
+        free_blocks: descriptor.free_clusters,
+        free_inodes: descriptor.free_inodes,
+        directories: descriptor.directories,
         unused,
-        blocks_unwritten: lazy && said.flags & flags::BLOCK_UNINIT != 0,
-        inodes_unwritten: lazy && said.flags & flags::INODE_UNINIT != 0,
+        blocks_unwritten: lazy && descriptor.flags & flags::BLOCK_UNINIT != 0,
+        inodes_unwritten: lazy && descriptor.flags & flags::INODE_UNINIT != 0,
     };
     Ok((place, is_sealed))
 }

@@ -266,8 +266,8 @@ pub(super) struct ProblemList {
 }
 
 impl ProblemLog {
-    pub(super) fn new(most: usize) -> Self {
-        Self { max_problems: most, kept: Mutex::default() }
+    pub(super) fn new(max_problems: usize) -> Self {
+        Self { max_problems, kept: Mutex::default() }
     }
 
     pub(super) fn add(&self, complaint: Problem) {

@@ -290,7 +290,7 @@ fn parse_entry<'a>(
     container: XattrLocation,
 ) -> Option<XattrEntry<'a>> {
     let (name_len, number) = (usize::from(*head.first()?), *head.get(1)?);
-    let (value_at, elsewhere) = (usize::from(le16(head, 2)?), le32(head, 4)?);
+    let (value_at, value_inode) = (usize::from(le16(head, 2)?), le32(head, 4)?);
     let (size, hash) = (le32(head, 8)?, le32(head, 12)?);
     let value_len = saturating_usize(size.into());
     let name = head.get(ENTRY_BYTES..)?.get(..name_len)?;
@@ -299,16 +299,8 @@ fn parse_entry<'a>(
         return None;
     }
     let is_context = (number, name) == (9, &b"c"[..]);
-    if elsewhere != 0 {
-        return Some(XattrEntry {
-            len,
-            name,
-            size,
-            hash,
-            is_context,
-            value_inode: elsewhere,
-            value: None,
-        });
+    if value_inode != 0 {
+        return Some(XattrEntry { len, name, size, hash, is_context, value_inode, value: None });
     }
     if container == XattrLocation::Block && value_at.checked_add(value_len)? > bytes.len() {
         return None;
@@ -321,7 +313,7 @@ fn parse_entry<'a>(
         return None;
     }
     let value = (value_len != 0).then_some((value_at, padded));
-    Some(XattrEntry { len, name, size, hash, is_context, value_inode: elsewhere, value })
+    Some(XattrEntry { len, name, size, hash, is_context, value_inode, value })
 }
 
 /// Returns the hash of an attribute, with the characters of its name as unsigned and as signed:

@@ -96,11 +96,11 @@ impl SentState {
 impl CommitQueue {
     pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32) -> Self {
         // Most disks have their whole space allocated.
-        let kept_bytes = AtomicU64::new(disk.reserve(0).unwrap_or(0));
+        let reserved_bytes = AtomicU64::new(disk.reserve(0).unwrap_or(0));
         Self {
             waits_separately: disk.can_be_unreachable(),
             disk,
-            reserved_bytes: kept_bytes,
+            reserved_bytes,
             unsent_bytes: AtomicU64::new(0),
             block_bytes: saturating_usize(block_bytes.into()),
             queue: Mutex::default(),
@@ -216,7 +216,7 @@ impl CommitQueue {
     fn send_chain(
         &self,
         sent: &mut SentState,
-        sealed: u64,
+        chain_number: u64,
         number: u64,
         chain: Chain,
         and_wait: bool,
@@ -248,7 +248,7 @@ impl CommitQueue {
         }
         let Chain { contents, checkpointed: placed, .. } = chain;
         sent.in_flight.push_back(InFlightChain {
-            chain_number: sealed,
+            chain_number,
             last,
             contents,
             checkpointed: placed,

@@ -113,18 +113,13 @@ impl RawRecord {
         let at = self.at.saturating_add(used);
         let end = at.saturating_add(need_bytes.max(1)).saturating_sub(1);
         // The revealing field: the inode number of an unused record, or else the record length.
-        let (after, shown_at) = if used == 0 {
+        let (shortened_record, shown_at) = if used == 0 {
             (None, self.at)
         } else {
             (Some(self.at), self.at.saturating_add(RawDirent::REC_LEN_AT))
         };
-        let whole = shown_at / SECTOR_BYTES == end / SECTOR_BYTES;
-        Some(DirentSlot {
-            at,
-            is_tear_safe: whole,
-            len: self.len.saturating_sub(used),
-            shortened_record: after,
-        })
+        let is_tear_safe = shown_at / SECTOR_BYTES == end / SECTOR_BYTES;
+        Some(DirentSlot { at, is_tear_safe, len: self.len.saturating_sub(used), shortened_record })
     }
 
     #[inline]

@@ -191,11 +191,11 @@ impl Inode {
         let mode = raw.i_mode.get();
         let kind = FileType::from_mode(u32::from(mode)).ok_or(corrupt("inode: kind"))?;
         let extra = ExtraFields::parse(bytes).ok_or(corrupt("inode: extra size"))?;
-        let attribute_block = match super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
+        let xattr_block = match super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
             true => u64::from(raw.i_file_acl_high.get()) << 32,
             false => 0,
         } | u64::from(raw.i_file_acl_lo.get());
-        let attribute_block = (attribute_block != 0).then_some(FsBlock(attribute_block));
+        let xattr_block = (xattr_block != 0).then_some(FsBlock(xattr_block));
         if !has_valid_checksum(bytes, number, super_) {
             return Err(corrupt("inode: checksum"));
         }
@@ -204,7 +204,7 @@ impl Inode {
             kind,
             size_bytes: decode_size(raw, kind, super_).ok_or(corrupt("inode: size"))?,
             flags: raw.i_flags.get(),
-            xattr_block: attribute_block,
+            xattr_block,
             pointers: raw.i_block.map(U32::get),
             attributes_at: extra.attributes_at,
             lookup_hint: AtomicU32::new(0),

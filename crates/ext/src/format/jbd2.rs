@@ -192,7 +192,7 @@ impl RawJournalSuperblock {
         let incompatible =
             JournalIncompatible::from_bits_retain(features(&self.s_feature_incompat));
         // A superblock with a wrong checksum is damaged, whatever features it has.
-        let sums = self.checksum_mode(compatible, incompatible)?;
+        let checksums = self.checksum_mode(compatible, incompatible)?;
         refuse_unsupported_features(incompatible.bits(), features(&self.s_feature_ro_compat))?;
         if has_features && self.s_nr_users.get() > 1 {
             let feature = "needs: a journal of one volume; this one is shared".to_owned();
@@ -225,7 +225,7 @@ impl RawJournalSuperblock {
         let seed = crc32c(!0, &self.s_uuid);
         let wide = incompatible.contains(JournalIncompatible::SIXTY_FOUR_BIT);
         Ok(JournalSuperblock {
-            format: JournalFormat { block_bytes, checksums: sums, has_64bit_blocks: wide, seed },
+            format: JournalFormat { block_bytes, checksums, has_64bit_blocks: wide, seed },
             len,
             first,
             end,

@@ -51,9 +51,9 @@ use FeatureRequirement::{InodeBytes, With, Without};
 const fn rule(
     feature: Feature,
     need: FeatureRequirement,
-    askers: &'static [Enforcer],
+    enforcers: &'static [Enforcer],
 ) -> FeatureRule {
-    FeatureRule { feature, need, enforcers: askers }
+    FeatureRule { feature, need, enforcers }
 }
 
 /// All rules.

@@ -207,16 +207,16 @@ impl<'a> XattrList<'a> {
         let (name_len, number) = (usize::from(*head.first()?), *head.get(1)?);
         let value_at = usize::from(le16(head, 2)?);
         let (inode, len, hash) = (le32(head, 4)?, le32(head, 8)?, le32(head, 12)?);
-        let outside = (inode != 0).then_some(EaInodeRef { inode: InodeNumber(inode), len, hash });
+        let ea_inode = (inode != 0).then_some(EaInodeRef { inode: InodeNumber(inode), len, hash });
         let value_len = usize::try_from(len).ok()?;
         let suffix = head.get(ENTRY_BYTES..)?.get(..name_len)?;
         let value = match value_len {
-            _ if outside.is_some() => None,
+            _ if ea_inode.is_some() => None,
             0 => Some(&[][..]),
             len => self.values.get(value_at..).and_then(|rest| rest.get(..len)),
         };
         let len = ENTRY_BYTES.checked_add(name_len)?.checked_next_multiple_of(4)?;
-        let shown = prefix(number).map(|prefix| Xattr { prefix, suffix, value, ea_inode: outside });
+        let shown = prefix(number).map(|prefix| Xattr { prefix, suffix, value, ea_inode });
         Some((shown, self.at.checked_add(len)?))
     }
 }
@@ -348,8 +348,8 @@ impl NewXattr {
     pub(crate) fn with_ea_inode(&self, inode: InodeNumber, value_hash: u32) -> Self {
         let len = u32::try_from(self.value.len()).unwrap_or(u32::MAX);
         let hash = self.name_hash().rotate_left(16) ^ value_hash;
-        let outside = Some(EaInodeRef { inode, len, hash });
-        Self { value: Vec::new(), ea_inode: outside, ..self.clone() }
+        let ea_inode = Some(EaInodeRef { inode, len, hash });
+        Self { value: Vec::new(), ea_inode, ..self.clone() }
     }
 
     /// Returns the full name; `None` for a hidden one.
@@ -456,10 +456,10 @@ fn encode_entries(attributes: &[NewXattr], hashes: &[u32], len: usize, base: usi
     let mut end = len;
     let mut values: Vec<(usize, &[u8])> = Vec::new();
     for (attribute, hash) in attributes.iter().zip(hashes) {
-        let NewXattr { number, suffix_bytes, suffix, value, ea_inode: outside } = attribute;
+        let NewXattr { number, suffix_bytes, suffix, value, ea_inode } = attribute;
         // An entry of an EA inode always has a hash.
-        let (inode, len, hash) = match outside {
-            Some(outside) => (outside.inode.0, outside.len, outside.hash),
+        let (inode, len, hash) = match ea_inode {
+            Some(ea_inode) => (ea_inode.inode.0, ea_inode.len, ea_inode.hash),
             None => (0, u32::try_from(value.len()).unwrap_or(0), *hash),
         };
         end = end.saturating_sub(value.len().next_multiple_of(4));

@@ -55,9 +55,9 @@ pub(crate) fn open_journal(disk: Arc<dyn Disk>, volume: &Superblock) -> Result<J
         BlockLocation::Mapped(first) => Some(first.0..first.offset(run.blocks.into()).0),
         _ => None,
     };
-    let mut own: Vec<Range<u64>> = runs.iter().filter_map(blocks).collect();
-    own.sort_unstable_by_key(|own| own.start);
-    Ok(JournalFile { disk, volume: volume.clone(), super_, first, runs, journal_blocks: own })
+    let mut journal_blocks: Vec<Range<u64>> = runs.iter().filter_map(blocks).collect();
+    journal_blocks.sort_unstable_by_key(|journal_blocks| journal_blocks.start);
+    Ok(JournalFile { disk, volume: volume.clone(), super_, first, runs, journal_blocks })
 }
 
 /// Returns the block runs of a journal, or an error if a block is missing.

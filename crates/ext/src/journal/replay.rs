@@ -24,7 +24,7 @@ impl JournalFile {
     pub(crate) fn replay(
         &self,
         found: &ScannedLog,
-        more: &BTreeMap<u64, SharedBytes>,
+        copies: &BTreeMap<u64, SharedBytes>,
         free: Option<(u64, u64)>,
     ) -> Result<()> {
         let mut sender = OrderedWriter { disk: &*self.disk, last: None };
@@ -45,15 +45,15 @@ impl JournalFile {
         let mut first = self.first.clone();
         let at = self.volume_block(0).ok_or(Error::corrupt(MISSING_BLOCK))?;
         let mut next = found.next;
-        if !more.is_empty() {
+        if !copies.is_empty() {
             // The fast commits stay valid until transaction `next` is in the log.
             let raw = RawJournalSuperblock::view_mut(first.make_mut())?;
             raw.set_tail(Some(self.super_.first), next);
             sender.send(vec![write_of(at.0.saturating_mul(block_bytes), &first)], true)?;
             let time = Duration::from_secs(self.volume.dates.written.into());
-            let contents = TransactionContents { sequence: next, time, copies: more, revoked: &[] };
+            let contents = TransactionContents { sequence: next, time, copies, revoked: &[] };
             let laid = lay_out_transaction(self, self.super_.first, &contents)?;
-            for stage in [&laid.first, &laid.commit, more] {
+            for stage in [&laid.first, &laid.commit, copies] {
                 let write = |(block, bytes): (&u64, &SharedBytes)| {
                     write_of(block.saturating_mul(block_bytes), bytes)
                 };
@@ -70,7 +70,7 @@ impl JournalFile {
         sender.send(vec![write_of(at.0.saturating_mul(block_bytes), &first)], true)?;
 
         let (block, at) = self.volume.location();
-        let mut bytes = match (more.get(&block.0), found.copies.get(&block.0)) {
+        let mut bytes = match (copies.get(&block.0), found.copies.get(&block.0)) {
             (Some(bytes), _) => bytes.clone(),
             (None, Some(copy)) => self.read_copy(*copy)?,
             (None, None) => read_block(&*self.disk, &self.volume, block)?,

@@ -422,8 +422,8 @@ fn place_tree(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<Vo
     if inodes_left > layout.super_.inodes.saturating_sub(LOST_FOUND_INODE) {
         return Err(too_few_inodes_error(&layout, &needs));
     }
-    let hidden_blocks = needs.system_file_blocks(&layout);
-    let needed = needs.blocks.saturating_add(hidden_blocks);
+    let system_file_blocks = needs.system_file_blocks(&layout);
+    let needed = needs.blocks.saturating_add(system_file_blocks);
     // Later checks use this error, too, so that a wrong estimate cannot panic.
     let too_few = || FormatError::NoBlocks { needed, free, block_bytes };
     if needed > free {
@@ -476,7 +476,7 @@ fn place_tree(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<Vo
         space,
         directory_format: directory_format_of(&layout),
         data_bytes: in_tree.saturating_mul(block_bytes.into()),
-        system_file_blocks: hidden_blocks,
+        system_file_blocks,
         layout,
     })
 }

@@ -339,7 +339,7 @@ struct RequestProducer<'a> {
 }
 
 impl<'a> RequestProducer<'a> {
-    fn new(plan: &'a VolumePlan<'a>, in_order: bool) -> Self {
+    fn new(plan: &'a VolumePlan<'a>, is_sequential: bool) -> Self {
         Self {
             plan,
             next: 0,
@@ -347,7 +347,7 @@ impl<'a> RequestProducer<'a> {
             parts: Default::default(),
             mapped: Vec::with_capacity(plan.placed.len()),
             has_failed: false,
-            is_sequential: in_order,
+            is_sequential,
             deferred: vec![],
         }
     }

@@ -80,9 +80,9 @@ impl Transaction<'_> {
         Ok(inode)
     }
 
-    fn allocation_policy(&self, inode: &Inode, grows: bool) -> AllocationPolicy {
+    fn allocation_policy(&self, inode: &Inode, is_append: bool) -> AllocationPolicy {
         let (uid, _) = inode.owner();
-        AllocationPolicy { is_append: grows, privileged: self.is_privileged(uid), unwritten: false }
+        AllocationPolicy { is_append, privileged: self.is_privileged(uid), unwritten: false }
     }
 
     /// Writes bytes within one step; `lent` shares them without a copy. Returns how many were

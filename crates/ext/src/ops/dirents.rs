@@ -119,11 +119,11 @@ impl Transaction<'_> {
     /// Returns the format of directory blocks.
     pub(crate) fn dir_block_format(&self) -> DirBlockFormat {
         let super_ = &self.volume.super_;
-        let sums = super_.checksum_seed.is_some();
+        let has_checksums = super_.checksum_seed.is_some();
         DirBlockFormat {
             block_bytes: super_.block_bytes,
             filetype: self.has_filetype(),
-            has_checksums: sums,
+            has_checksums,
         }
     }
 
@@ -274,22 +274,22 @@ impl Transaction<'_> {
         let wrong = Error::corrupt("hash tree index").with_inode(dir.number);
         let (root_at, root_bytes) = self.read_directory_block(dir, 0)?.ok_or(wrong.clone())?;
         let (root, top) = DxRoot::check(&root_bytes, super_.hash_unsigned, super_.hash_seed)?;
-        let of_name = root.hash.hash_name(hashed);
+        let name_hash = root.hash.hash_name(hashed);
         let mut descent = HtreePath {
             dir: dir.file_id(),
             hash: root.hash,
             levels: root.levels,
-            name_hash: of_name,
+            name_hash,
             steps: vec![DxFrame {
                 block: root_at,
-                nth: top.find(of_name),
+                nth: top.find(name_hash),
                 level: IndexBlockKind::Root,
             }],
             leaf: (0, FsBlock(0)),
         };
         let mut place = None;
         for turn in 0..MAX_BLOCKS_PER_HASH {
-            let hash = if turn == 0 { of_name } else { 0 };
+            let hash = if turn == 0 { name_hash } else { 0 };
             let bytes = self.descend_to_leaf(dir, &mut descent, hash)?;
             let block = descent.leaf.1;
             let sought = self.find_in_dirents(self.dirent_area(&bytes), wanted, like);
@@ -403,10 +403,9 @@ impl Transaction<'_> {
         for _ in 0..MAX_SPLITS {
             match place {
                 InsertionPoint::FreeSlot(block, room) => {
-                    let DirBlockFormat { filetype, has_checksums: sums, .. } =
-                        self.dir_block_format();
+                    let DirBlockFormat { filetype, has_checksums, .. } = self.dir_block_format();
                     return self.modify_block(block, self.directory_role(dir)?, |bytes| {
-                        let names = dir_tail::dirent_area_mut(bytes, sums);
+                        let names = dir_tail::dirent_area_mut(bytes, has_checksums);
                         edit::insert(names, &room, inode, kind, name, filetype)
                     })?;
                 }

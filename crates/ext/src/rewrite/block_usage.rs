@@ -24,12 +24,12 @@ pub(crate) struct BlockUsage {
 impl BlockUsage {
     /// Creates the usage of unused blocks below `end`, in clusters of `ratio` blocks.
     pub(crate) fn new(end: u64, ratio: u32) -> Self {
-        let words = vec![0; saturating_usize(end.div_ceil(64))];
+        let unavailable = vec![0; saturating_usize(end.div_ceil(64))];
         Self {
             end,
             ratio: ratio.max(1).into(),
-            used_after: words.clone(),
-            unavailable: words,
+            used_after: unavailable.clone(),
+            unavailable,
             cursor: 0,
         }
     }

@@ -223,8 +223,8 @@ struct MapWalk<'a> {
 }
 
 impl MapVisitor for MapWalk<'_> {
-    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
-        if place == BlockLocation::Hole {
+    fn visit_run(&mut self, at: u64, blocks: u64, location: BlockLocation) -> ControlFlow<()> {
+        if location == BlockLocation::Hole {
             return ControlFlow::Continue(());
         }
         self.blocks = self.blocks.saturating_add(blocks);
@@ -238,7 +238,7 @@ impl MapVisitor for MapWalk<'_> {
         };
         self.budget.runs = left;
         let (from, blocks) = (FileBlock(saturating_u32(at)), saturating_u32(blocks));
-        self.map.runs.push(Run { from, blocks, location: place });
+        self.map.runs.push(Run { from, blocks, location });
         ControlFlow::Continue(())
     }
 

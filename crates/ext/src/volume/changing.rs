@@ -383,8 +383,8 @@ impl Volume {
 
     /// Adds one user of an inode; an orphan is kept while it has users.
     pub fn add_user(&self, inode: InodeNumber) {
-        if let Some(WriteContext { state: gate, .. }) = &self.writing {
-            let mut writer = gate.write();
+        if let Some(WriteContext { state, .. }) = &self.writing {
+            let mut writer = state.write();
             let users = writer.users.entry(inode.0).or_default();
             *users = users.saturating_add(1);
         }

@@ -62,7 +62,7 @@ impl Volume {
     fn try_transact<T>(
         &self,
         change: &mut impl FnMut(&mut Transaction<'_>) -> Result<T>,
-        may_wait: bool,
+        may_block: bool,
     ) -> Attempt<T> {
         let Some(writing) = &self.writing else {
             return Attempt::Done(Err(Error::ReadOnly), false);
@@ -75,14 +75,14 @@ impl Volume {
         (writer.created_inode, writer.renamed_inode) = (None, None);
         let was_dirty = writer.batch.dirty;
         let now = writer.replaying.map_or_else(|| (writing.clock)(), |it| it.now);
-        let missing = Cell::new(None);
+        let missing_block = Cell::new(None);
         let mut tx = Transaction {
             volume: &self.reader,
             context: writing,
             writer: &mut writer,
             now,
-            may_block: may_wait,
-            missing_block: missing,
+            may_block,
+            missing_block,
             is_internal: false,
         };
         let mut done = change(&mut tx);

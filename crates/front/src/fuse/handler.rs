@@ -135,21 +135,17 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
         offset: u64,
         add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
     ) -> io::Result<Option<u64>> {
-        for (at, dot) in [(0, &b"."[..]), (1, b"..")] {
+        for (at, name) in [(0, &b"."[..]), (1, b"..")] {
             if offset > at {
                 continue;
             }
             let mut lookup = Lookup {
                 parent: Node(inode),
-                name: Name::new(dot).map_err(io_error_from_refusal)?,
+                name: Name::new(name).map_err(io_error_from_refusal)?,
             };
             let ino = self.tree.lookup(&mut lookup).map_err(io_error_from_refusal)?.node.0;
-            let entry = DirEntry {
-                ino,
-                offset: at + 1,
-                type_: dirent_type(FileType::Directory),
-                name: dot,
-            };
+            let entry =
+                DirEntry { ino, offset: at + 1, type_: dirent_type(FileType::Directory), name };
             if add(entry)? == 0 {
                 return Ok(None);
             }

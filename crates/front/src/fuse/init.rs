@@ -58,11 +58,11 @@ impl InitRequest {
     /// Parses the bytes after the header.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         let word = |at: usize| body.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes);
-        let mut capable = u64::from(word(12)?);
-        if capable & INIT_EXT != 0 {
-            capable |= u64::from(word(16)?) << 32;
+        let mut kernel_flags = u64::from(word(12)?);
+        if kernel_flags & INIT_EXT != 0 {
+            kernel_flags |= u64::from(word(16)?) << 32;
         }
-        Some(Self { major: word(0)?, max_read_ahead: word(8)?, kernel_flags: capable })
+        Some(Self { major: word(0)?, max_read_ahead: word(8)?, kernel_flags })
     }
 
     /// Selects the flags that are wanted and supported.
@@ -154,10 +154,10 @@ mod tests {
 
     #[test]
     fn unsupported_kernel_features_are_not_requested() {
-        let of = |capable| InitRequest {
+        let of = |kernel_flags| InitRequest {
             major: PROTOCOL_MAJOR,
             max_read_ahead: 1 << 17,
-            kernel_flags: capable,
+            kernel_flags,
         };
         let options = ServerOptions {
             permissions: true,

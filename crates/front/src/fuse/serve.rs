@@ -80,7 +80,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let server = server::Server::new(Handler::new(tree));
         // Every kernel that a restarted server can meet has the long form.
         let setxattr_ext = AtomicBool::new(tree.is_writable());
-        let (pages, answers) = (PageCacheFilter::default(), PendingReplies::default());
+        let (pages, pending_replies) = (PageCacheFilter::default(), PendingReplies::default());
         let (recorder, notices, rings) = (None, None, None);
         Self {
             tree,
@@ -89,7 +89,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             pages,
             setxattr_ext,
             recorder,
-            pending_replies: answers,
+            pending_replies,
             notices,
             rings,
         }
@@ -596,8 +596,8 @@ const MIN_POLL_TIME: Duration = Duration::from_micros(2);
 
 impl PollBudget {
     fn new(no_polling: bool) -> Self {
-        let longest = if no_polling { Duration::ZERO } else { MAX_POLL_TIME };
-        Self { budget: longest, max_budget: longest, since: None }
+        let max_budget = if no_polling { Duration::ZERO } else { MAX_POLL_TIME };
+        Self { budget: max_budget, max_budget, since: None }
     }
 
     /// Adapts the budget when a request arrives. This includes arrivals after a sleep, or a server

@@ -61,8 +61,8 @@ pub(crate) struct SubmittedCheckpoint {
 impl Checkpoints {
     /// Creates the state of a store with this superblock.
     pub fn new(superblock: Superblock) -> Self {
-        let epochs = VecDeque::new();
-        Self { superblock, written: None, ptrs: vec![], pinned_segments: epochs, is_resized: false }
+        let pinned_segments = VecDeque::new();
+        Self { superblock, written: None, ptrs: vec![], pinned_segments, is_resized: false }
     }
 
     /// Writes all copies of the superblock after all earlier writes.

@@ -91,8 +91,8 @@ impl InnerNode {
         let ends = first.zip(last).map(|((first, _), (last, _))| first.iter().zip(last));
         let shared = ends.map_or(0, |ends| ends.take_while(|(a, b)| a == b).count());
         let heads = told.iter().map(|(key, _)| key_prefix(key, shared)).collect();
-        let seen = vec![NodeRef::default(); children.len()];
-        Self { level, children, shared, heads, child_refs: seen }
+        let child_refs = vec![NodeRef::default(); children.len()];
+        Self { level, children, shared, heads, child_refs }
     }
 
     /// Returns the child of `key`, or of the key just before it.

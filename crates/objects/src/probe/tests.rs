@@ -110,23 +110,23 @@ fn noisy_disk_is_measured_until_stable() {
 }
 
 /// Returns results of disks with arbitrary disturbance.
-fn arbitrary_probe_results(told_bytes: u32) -> Vec<ProbeResults> {
+fn arbitrary_probe_results(reported_unit_bytes: u32) -> Vec<ProbeResults> {
     let mut all = vec![];
-    for rate in [0, 1, 5_000_000, u64::MAX] {
-        for (near, far) in [(0, 0), (1000, 1001), (0, u64::MAX), (u64::MAX, 0)] {
+    for read_bytes_per_s in [0, 1, 5_000_000, u64::MAX] {
+        for (near, far_read_ns) in [(0, 0), (1000, 1001), (0, u64::MAX), (u64::MAX, 0)] {
             for page_bytes in [512, 1024, 4096, 32768, 65536] {
                 all.push(ProbeResults {
-                    write_bytes_per_s: rate,
-                    read_bytes_per_s: rate,
+                    write_bytes_per_s: read_bytes_per_s,
+                    read_bytes_per_s,
                     near_read_ns: near,
-                    far_read_ns: far,
+                    far_read_ns,
                     near_write_ns: near,
-                    far_write_ns: far,
-                    flush_ns: far,
-                    reads_per_s: [rate; 6],
+                    far_write_ns: far_read_ns,
+                    flush_ns: far_read_ns,
+                    reads_per_s: [read_bytes_per_s; 6],
                     misalignment_cost: [0.0, 9.0, f64::INFINITY, f64::NAN, 9.0, 9.0],
-                    reported_unit_bytes: told_bytes,
-                    page_bytes: page_bytes.max(told_bytes),
+                    reported_unit_bytes,
+                    page_bytes: page_bytes.max(reported_unit_bytes),
                 });
             }
         }

@@ -141,10 +141,10 @@ impl Keeper {
         held: &MountResources,
         request: &UpgradeRequest,
     ) -> String {
-        let MountResources { supervision: lives, guards: keep, fuse, .. } = held;
-        let [backing, guard] = keep.fds();
+        let MountResources { supervision, guards, fuse, .. } = held;
+        let [backing, guard] = guards.fds();
         let client = request.client.as_fd();
-        let (volume, disk, store) = match lives.source() {
+        let (volume, disk, store) = match supervision.source() {
             VolumeSource::File { image, disk } => {
                 (image.as_fd(), disk.as_ref().map(AsFd::as_fd), None)
             }
@@ -162,15 +162,15 @@ impl Keeper {
                 options: mount.options.clone(),
                 device: state.device.clone(),
                 status: state.status.clone(),
-                past: lives.state(),
+                past: supervision.state(),
                 store,
                 has: optional_fds.map(|fd| fd.is_some()),
             }
         };
-        let fixed = [self.listener.as_fd(), lives.oplog(), volume, fuse.as_fd()];
+        let fixed = [self.listener.as_fd(), supervision.oplog(), volume, fuse.as_fd()];
         let fds = fixed.into_iter().chain(optional_fds.into_iter().flatten());
         let fds: Vec<BorrowedFd<'_>> =
-            fds.chain(lives.backing_files().iter().map(AsFd::as_fd)).collect();
+            fds.chain(supervision.backing_files().iter().map(AsFd::as_fd)).collect();
         let put = || {
             let text = serde_json::to_vec(&state)?;
             if text.len() > MAX_HANDOVER_BYTES {
@@ -214,13 +214,13 @@ impl Keeper {
             None => VolumeSource::File { image, disk },
             Some(known) => VolumeSource::Store(StoreDiskHandle::from_handover(image, known)),
         };
-        let lives = WorkerSupervision::from_handover(
+        let supervision = WorkerSupervision::from_handover(
             source,
             fds.collect(),
             oplog::map_existing(log)?,
             state.past,
         );
-        let keep = VolumeGuards::from_fds(backing, guard);
+        let guards = VolumeGuards::from_fds(backing, guard);
         let mount = Arc::new(Mount {
             volume: state.volume,
             file: state.file,
@@ -241,12 +241,7 @@ impl Keeper {
         keeper.register_mount(&mount)?;
         let reply = match keeper.resume_serving(
             &mount,
-            MountResources {
-                supervision: lives,
-                guards: keep,
-                fuse,
-                relays: NotificationRelays::default(),
-            },
+            MountResources { supervision, guards, fuse, relays: NotificationRelays::default() },
         ) {
             Ok(()) => Reply::Done,
             Err(why) => Reply::Failed { why },

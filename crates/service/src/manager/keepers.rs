@@ -49,8 +49,8 @@ pub(super) enum KeeperRequestError {
 }
 
 impl KeeperHandle {
-    pub(super) fn new(socket: PathBuf, kept: KeeperMount) -> Self {
-        Self { socket, mount: kept, phase: Mutex::new(KeeperPhase::Starting) }
+    pub(super) fn new(socket: PathBuf, mount: KeeperMount) -> Self {
+        Self { socket, mount, phase: Mutex::new(KeeperPhase::Starting) }
     }
 
     pub(super) fn set_phase(&self, phase: KeeperPhase) {

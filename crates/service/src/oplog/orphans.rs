@@ -73,14 +73,15 @@ fn entry_offset(part: usize, nth: u32) -> usize {
 impl OrphanTable {
     /// Opens the table for the first worker of a mount, or for a successor.
     pub(super) fn new(memory: &SharedMemory, is_first: bool) -> Self {
-        let filled = memory.atomic_u64(ORPHAN_PART_OFFSET).load(Ordering::Acquire) as usize & 1;
-        let (there, turned_at, repeats) = (HashSet::new(), None, !is_first);
+        let current_part =
+            memory.atomic_u64(ORPHAN_PART_OFFSET).load(Ordering::Acquire) as usize & 1;
+        let (present, switched_at, is_replaying) = (HashSet::new(), None, !is_first);
         Self(Mutex::new(OrphanState {
-            current_part: filled,
-            present: there,
+            current_part,
+            present,
             switch_at: INSERTS_BEFORE_SWITCH,
-            switched_at: turned_at,
-            is_replaying: repeats,
+            switched_at,
+            is_replaying,
         }))
     }
 

@@ -86,8 +86,8 @@ fn select_volume(
     options: &MountOptions,
 ) -> Result<LocatedVolume, OpenError> {
     let draconis_container::OpenedImage { disk, format, session: image } = opened;
-    let found = |disk, start_bytes, of: Option<(u32, TableKind)>, is_of_backup| {
-        if is_of_backup {
+    let found = |disk, start_bytes, of: Option<(u32, TableKind)>, uses_backup_gpt| {
+        if uses_backup_gpt {
             log::warn!("{BACKUP_GPT_WARNING}");
         }
         let (partition, table) = of.unzip();
@@ -98,7 +98,7 @@ fn select_volume(
             table,
             format,
             image,
-            uses_backup_gpt: is_of_backup,
+            uses_backup_gpt,
             deleted: None,
         })
     };

@@ -90,9 +90,9 @@ mod tests {
     fn image_with_undo(writes: &[(u64, u64, u8)]) -> (SparseImage, UndoLog) {
         let (mut image, mut undo) = (SparseImage::new(1 << 20), UndoLog::default());
         for &(ticket, sector, byte) in writes {
-            let mut old = vec![0; 512];
-            image.read(sector * 512, &mut old);
-            undo.push(UndoRecord { ticket, at_bytes: sector * 512, bytes: old });
+            let mut bytes = vec![0; 512];
+            image.read(sector * 512, &mut bytes);
+            undo.push(UndoRecord { ticket, at_bytes: sector * 512, bytes });
             image.write(sector * 512, &[byte; 512]);
         }
         (image, undo)

@@ -87,29 +87,29 @@ pub(crate) struct JournalProtocol {
 
 impl JournalProtocol {
     /// Returns the protocol of a volume whose journal needs no recovery.
-    pub(crate) fn new(log: JournalFile) -> Self {
-        let sequence = match log.super_.start {
-            None => log.super_.sequence,
+    pub(crate) fn new(journal_file: JournalFile) -> Self {
+        let sequence = match journal_file.super_.start {
+            None => journal_file.super_.sequence,
             // Old transactions: the superblock says that all of them are checkpointed.
-            Some(_) => match log.scan() {
+            Some(_) => match journal_file.scan() {
                 Ok(found) if found.damage.is_none() => found.next.wrapping_add(1),
-                _ => log.super_.sequence.wrapping_add(log.super_.len),
+                _ => journal_file.super_.sequence.wrapping_add(journal_file.super_.len),
             },
         };
-        let first = log.super_.first;
+        let first = journal_file.super_.first;
         Self {
-            superblock_block: log.first.clone(),
+            superblock_block: journal_file.first.clone(),
             sequence,
             head: first,
             tail: (first, sequence),
             is_log_active: false,
-            has_revokes: log.super_.may_revoke(),
+            has_revokes: journal_file.super_.may_revoke(),
             used: 0,
             uncheckpointed: Stage::new(),
             follows_checkpoint: false,
             time: Duration::ZERO,
             is_closing: false,
-            journal_file: log,
+            journal_file,
         }
     }
 
@@ -156,10 +156,10 @@ impl JournalProtocol {
         &mut self,
         time: Time,
         contents: Stage,
-        blocks: Stage,
+        logged: Stage,
         revoked: Vec<u64>,
     ) -> Result<Vec<Chain>> {
-        let needed = log_blocks_needed(self.journal_format(), blocks.len(), revoked.len());
+        let needed = log_blocks_needed(self.journal_format(), logged.len(), revoked.len());
         // Before the tail moves: an error block must not skip transactions without a checkpoint.
         if needed > self.log_blocks() {
             let have = self.log_blocks();
@@ -187,7 +187,7 @@ impl JournalProtocol {
         }
         let now = Duration::new(u64::try_from(time.seconds).unwrap_or(0), time.nanoseconds);
         self.time = self.time.max(now);
-        let (sequence, time, copies) = (self.sequence, self.time, &blocks);
+        let (sequence, time, copies) = (self.sequence, self.time, &logged);
         let laid = lay_out_transaction(
             &self.journal_file,
             self.head,
@@ -200,12 +200,12 @@ impl JournalProtocol {
         for block in &revoked {
             self.uncheckpointed.remove(block);
         }
-        self.uncheckpointed.extend(blocks.iter().map(|(block, bytes)| (*block, bytes.clone())));
+        self.uncheckpointed.extend(logged.iter().map(|(block, bytes)| (*block, bytes.clone())));
         chains.push(Chain {
             dependency,
             stages: vec![stage, laid.commit],
             sync_stage: Some(1),
-            logged: blocks,
+            logged,
             revoked,
             ..Chain::default()
         });

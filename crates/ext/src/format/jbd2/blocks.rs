@@ -446,16 +446,17 @@ mod tests {
     use super::*;
 
     fn all_formats() -> impl Iterator<Item = JournalFormat> {
-        let sums = [
+        let checksums = [
             JournalChecksums::None,
             JournalChecksums::Commit,
             JournalChecksums::V2,
             JournalChecksums::V3,
         ];
-        let all = sums.into_iter().flat_map(|sums| [(sums, false), (sums, true)]);
-        all.map(|(sums, wide)| JournalFormat {
+        let all =
+            checksums.into_iter().flat_map(|checksums| [(checksums, false), (checksums, true)]);
+        all.map(|(checksums, wide)| JournalFormat {
             block_bytes: 1024,
-            checksums: sums,
+            checksums,
             has_64bit_blocks: wide,
             seed: 0x1234_5678,
         })

@@ -62,12 +62,12 @@ fn parse_entry(head: &[u8], values: &[u8]) -> Option<NewXattr> {
     let (suffix_bytes, number) = (usize::from(*head.first()?), *head.get(1)?);
     let suffix = head.get(ENTRY_BYTES..)?.get(..suffix_bytes)?.to_vec();
     let (inode, len, hash) = (le32(head, 4)?, le32(head, 8)?, le32(head, 12)?);
-    let outside = (inode != 0).then_some(EaInodeRef { inode: InodeNumber(inode), len, hash });
-    let value = match (outside, usize::try_from(len).ok()?) {
+    let ea_inode = (inode != 0).then_some(EaInodeRef { inode: InodeNumber(inode), len, hash });
+    let value = match (ea_inode, usize::try_from(len).ok()?) {
         (Some(_), _) | (None, 0) => &[],
         (None, len) => values.get(usize::from(le16(head, 2)?)..)?.get(..len)?,
     };
-    Some(NewXattr { number, suffix_bytes, suffix, value: value.to_vec(), ea_inode: outside })
+    Some(NewXattr { number, suffix_bytes, suffix, value: value.to_vec(), ea_inode })
 }
 
 /// Adds or replaces an attribute.
@@ -117,13 +117,13 @@ pub(crate) fn lay_out_attributes(
     let (body, mut block) = split_inode_and_block(&in_order, body_bytes, block_bytes)
         .or_else(|| split_inode_and_block(&by_size, body_bytes, block_bytes))
         .ok_or(Error::NoSpace)?;
-    let in_body = !body.is_empty();
+    let has_inode_xattrs = !body.is_empty();
     let none = vec![0; body.len()];
     // The kernel's order of entries in a block.
     block.sort();
     Ok(XattrLayout {
         body: encode_entries(&body, &none, body_bytes, 0),
-        has_inode_xattrs: in_body,
+        has_inode_xattrs,
         block: (!block.is_empty()).then(|| encode_block(&block, block_bytes, 1)),
     })
 }

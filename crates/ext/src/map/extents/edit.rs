@@ -134,7 +134,7 @@ impl Transaction<'_> {
         let of = |error: Error| error.with_inode(inode);
         let extents = self.read_root(inode)?;
         let root = extents.root().map_err(of)?;
-        let mut part = 0..1u64 << 32;
+        let mut covered = 0..1u64 << 32;
         let mut steps = vec![ExtentPathNode::from_node(&root, None, at)];
         let mut leaf: Vec<Extent> = if root.depth == 0 { root.extents().collect() } else { vec![] };
         let mut above = root.index(root.find(at));
@@ -143,8 +143,9 @@ impl Transaction<'_> {
             let damaged = || Error::corrupt("extent tree: node").with_inode(inode);
             let ExtentIndex { from, node: block } = above.ok_or_else(damaged)?;
             let is_first = steps.last().is_some_and(|step| step.nth == 0);
-            part.start = if is_first { part.start } else { u64::from(from).max(part.start) };
-            part.end = after.map_or(part.end, |next| u64::from(next.from).min(part.end));
+            covered.start =
+                if is_first { covered.start } else { u64::from(from).max(covered.start) };
+            covered.end = after.map_or(covered.end, |next| u64::from(next.from).min(covered.end));
             if !self.volume.super_.is_valid_block(block) {
                 return Err(damaged().with_block(block));
             }
@@ -154,7 +155,7 @@ impl Transaction<'_> {
             let step = ExtentPathNode::from_node(&node, Some(block), at);
             if depth == 0 {
                 leaf = node.extents().collect();
-                if !super::is_within(&node, &part) {
+                if !super::is_within(&node, &covered) {
                     return Err(damaged().with_block(block));
                 }
             }
@@ -175,7 +176,7 @@ impl Transaction<'_> {
                 return Err(of(Error::corrupt(what)).with_block(extent.start));
             }
         }
-        Ok(ExtentPath { steps, leaf, covered: part })
+        Ok(ExtentPath { steps, leaf, covered })
     }
 
     /// [`MapEditor::map_blocks`] of extents.

@@ -19,15 +19,9 @@ pub(super) struct BlockCursor<'a> {
 }
 
 impl<'a> BlockCursor<'a> {
-    pub(super) fn new(layout: &'a Layout, space: FreeRanges, needed: u64) -> Self {
-        let mut cursor = Self {
-            layout,
-            space,
-            next: 0,
-            free_blocks: 0,
-            blocks_outstanding: needed,
-            map_reserve: 0,
-        };
+    pub(super) fn new(layout: &'a Layout, space: FreeRanges, blocks_outstanding: u64) -> Self {
+        let mut cursor =
+            Self { layout, space, next: 0, free_blocks: 0, blocks_outstanding, map_reserve: 0 };
         cursor.start();
         cursor
     }

@@ -152,10 +152,10 @@ impl<'a> TreeMeasurer<'a> {
         users.insert(node.uid);
         groups.insert(node.gid);
         let in_body = self.measure_attributes(id)?;
-        let (values, value_blocks) = values::count_ea_inodes(&node.attributes, self.layout);
+        let (ea_inodes, value_blocks) = values::count_ea_inodes(&node.attributes, self.layout);
         let (data, blocks) = self.contents_blocks(id)?;
-        let is_inside = self.is_inline(id, in_body);
-        let (data, blocks) = if is_inside { (0, 0) } else { (data, blocks) };
+        let is_inline = self.is_inline(id, in_body);
+        let (data, blocks) = if is_inline { (0, 0) } else { (data, blocks) };
         self.needs.blocks = self.needs.blocks.saturating_add(blocks);
         self.needs.placed.push(NodePlacement {
             node: id.0,
@@ -164,9 +164,9 @@ impl<'a> TreeMeasurer<'a> {
             data,
             blocks,
             in_body,
-            ea_inodes: values,
+            ea_inodes,
             value_blocks,
-            is_inline: is_inside,
+            is_inline,
             ..NodePlacement::default()
         });
         Ok(())

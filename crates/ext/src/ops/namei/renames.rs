@@ -30,20 +30,20 @@ impl Transaction<'_> {
         // Both names would have to be encrypted again.
         self.check_not_encrypted(&source)?;
         self.check_not_encrypted(&target)?;
-        let moved = spot.found.inode;
+        let inode = spot.found.inode;
         if let Some(first) = self.writer.replaying.and_then(|it| it.renamed_inode)
-            && first != moved
+            && first != inode
         {
             return self.finish_replayed_replace((from_dir, from), (to_dir, to), first, whiteout);
         }
-        self.writer.renamed_inode = Some(moved);
-        let node = self.node(moved)?;
+        self.writer.renamed_inode = Some(inode);
+        let node = self.node(inode)?;
         if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
         let is_dir = node.kind == FileType::Directory;
         if is_dir && from_dir != to_dir {
-            self.check_no_loop(to_dir, moved)?;
+            self.check_no_loop(to_dir, inode)?;
         }
         if whiteout.is_some() && how == RenameMode::Exchange {
             return Err(Error::Misuse("an exchange leaves no name for a whiteout"));
@@ -56,7 +56,7 @@ impl Transaction<'_> {
         match (there, how) {
             (Ok(_), RenameMode::NoReplace) => Err(Error::Exists),
             (Err(_), RenameMode::Exchange) => Err(Error::NotFound),
-            (Ok(other), _) if other.found.inode == moved => Ok(()),
+            (Ok(other), _) if other.found.inode == inode => Ok(()),
             _ if self.check_project(&node, &target).is_err() => Err(Error::OtherProject),
             (Ok(_), RenameMode::Exchange) => self.exchange(from_dir, from, to_dir, to),
             (Ok(other), RenameMode::Replace) => {
@@ -72,11 +72,7 @@ impl Transaction<'_> {
                 }
                 let needs = self.max_insert_blocks(to_dir, &place)?;
                 self.ensure_free_blocks(needs.saturating_add(of_whiteout), target.owner().0)?;
-                self.join_batch(Operation::Move(NameMove {
-                    inode: moved,
-                    from: from_dir,
-                    to: to_dir,
-                }))?;
+                self.join_batch(Operation::Move(NameMove { inode, from: from_dir, to: to_dir }))?;
                 let Err(place) = self.find_name_or_slot(&*self.directory(to_dir)?, to)? else {
                     return Err(Error::Exists);
                 };
@@ -84,7 +80,7 @@ impl Transaction<'_> {
                 let needs = self.max_insert_blocks(to_dir, &place)?;
                 self.ensure_free_blocks(needs.saturating_add(of_whiteout), target.owner().0)?;
                 let whiteout = self.allocate_whiteout(from_dir, whiteout)?;
-                self.insert_name(to_dir, place, to, moved, node.kind)?;
+                self.insert_name(to_dir, place, to, inode, node.kind)?;
                 self.finish_move((from_dir, from), to_dir, &node, whiteout)
             }
         }
@@ -98,16 +94,16 @@ impl Transaction<'_> {
         node: &Inode,
         whiteout: Option<AllocatedWhiteout>,
     ) -> Result<()> {
-        let moved = node.number;
+        let inode = node.number;
         // Recorded only now: a move that failed must not affect the order.
-        self.record_effect(Effect::Moved(NameMove { inode: moved, from: from_dir, to: to_dir }));
+        self.record_effect(Effect::Moved(NameMove { inode, from: from_dir, to: to_dir }));
         self.remove_old_name((from_dir, from), whiteout)?;
         if node.kind == FileType::Directory && from_dir != to_dir {
-            self.set_parent(moved, to_dir)?;
+            self.set_parent(inode, to_dir)?;
             self.count_subdirectory(from_dir, false)?;
             self.count_subdirectory(to_dir, true)?;
         }
-        self.set_times_now(moved, &[InodeTime::Changed])?;
+        self.set_times_now(inode, &[InodeTime::Changed])?;
         self.touch_directory(from_dir)?;
         if from_dir != to_dir {
             self.touch_directory(to_dir)?;
@@ -182,24 +178,24 @@ impl Transaction<'_> {
         victim: &Inode,
         whiteout: Option<Whiteout>,
     ) -> Result<()> {
-        let moved = node.number;
-        let on_the_move = NameMove { inode: moved, from: from_dir, to: to_dir };
-        self.join_batch(Operation::Replace { moved: on_the_move, victim: victim.number })?;
+        let inode = node.number;
+        let moved = NameMove { inode, from: from_dir, to: to_dir };
+        self.join_batch(Operation::Replace { moved, victim: victim.number })?;
         let whiteout = self.allocate_whiteout(from_dir, whiteout)?;
         let there = self.find_existing(to_dir, to)?;
         if from_dir == to_dir
             && self.writer.protocol.requires_name_swap(&self.writer.batch, victim.number)
         {
             let here = self.find_existing(from_dir, from)?;
-            self.retarget_name(to_dir, there, moved, node.kind)?;
+            self.retarget_name(to_dir, there, inode, node.kind)?;
             self.retarget_name(from_dir, here, victim.number, victim.kind)?;
             self.record_effect(Effect::NamesSwapped { victim: victim.number });
             self.join_batch(Operation::Unlink { inode: victim.number })?;
-            return self.finish_swap((from_dir, from), moved, victim, whiteout);
+            return self.finish_swap((from_dir, from), inode, victim, whiteout);
         }
         // The name of the replaced inode goes: for the order of the chain, that is after its deletion.
         self.record_effect(Effect::NameRemoved { dir: to_dir });
-        self.retarget_name(to_dir, there, moved, node.kind)?;
+        self.retarget_name(to_dir, there, inode, node.kind)?;
         self.finish_move((from_dir, from), to_dir, node, whiteout)?;
         self.drop_replaced(to_dir, victim)
     }
@@ -264,17 +260,17 @@ impl Transaction<'_> {
             return Err(Error::NotPermitted);
         }
         self.check_project(&two, &*self.directory(from_dir)?)?;
-        let across = from_dir != to_dir;
-        if two.kind == FileType::Directory && across {
+        let is_across = from_dir != to_dir;
+        if two.kind == FileType::Directory && is_across {
             self.check_no_loop(from_dir, two.number)?;
         }
         let inodes = [one.number, two.number];
-        self.join_batch(Operation::Exchange { inodes, is_across: across })?;
+        self.join_batch(Operation::Exchange { inodes, is_across })?;
         let (here, there) = spots(self)?;
         self.retarget_name(from_dir, here, two.number, two.kind)?;
         self.retarget_name(to_dir, there, one.number, one.kind)?;
         for (node, old, new) in [(&one, from_dir, to_dir), (&two, to_dir, from_dir)] {
-            if across && node.kind == FileType::Directory {
+            if is_across && node.kind == FileType::Directory {
                 self.set_parent(node.number, new)?;
                 self.count_subdirectory(old, false)?;
                 self.count_subdirectory(new, true)?;
@@ -282,7 +278,7 @@ impl Transaction<'_> {
             self.set_times_now(node.number, &[InodeTime::Changed])?;
             self.touch_directory(old)?;
         }
-        if across {
+        if is_across {
             self.record_effect(Effect::NamesExchanged);
         }
         Ok(())
