@@ -1,4 +1,5 @@
 //! Tests of `draconis-access`.
 
+mod examples;
 mod store;
 mod volume;

@@ -1,4 +1,5 @@
 //! Tests of `draconis-device`.
 
 mod conformance;
+mod examples;
 mod loop_device;

@@ -3,5 +3,6 @@
 mod common;
 
 mod conformance;
+mod examples;
 mod kill;
 mod reader;

@@ -13,6 +13,7 @@ mod damaged_features;
 mod directories;
 mod ea_inode;
 mod encrypt;
+mod examples;
 mod fast_commits;
 mod features;
 mod group_commit;

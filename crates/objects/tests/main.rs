@@ -4,6 +4,7 @@ mod campaign;
 mod check;
 mod crash_during_open;
 mod disk;
+mod examples;
 mod followers;
 mod full_store_cost;
 mod hostile;
