@@ -166,7 +166,7 @@ impl TreeImport<'_> {
                 }
             }
         }
-        for (_, id, number) in run.take_streamed_files() {
+        for (_, id, number) in run.take_files_in_archive_order() {
             let done = run.write_contents_and_attributes(number, self.source.tree.node(id));
             done.map_err(|error| self.with_context(id, b"", error))?;
         }
@@ -259,7 +259,7 @@ impl ImportRun<'_> {
         Ok(made)
     }
 
-    fn take_streamed_files(&mut self) -> Vec<(u64, NodeId, InodeNumber)> {
+    fn take_files_in_archive_order(&mut self) -> Vec<(u64, NodeId, InodeNumber)> {
         let mut later = self.in_order.take().unwrap_or_default();
         later.retain(|(_, id, number)| self.links.get(id) == Some(number));
         later.sort_unstable();

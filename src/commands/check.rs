@@ -33,7 +33,7 @@ pub struct Arguments {
 
 /// Exit statuses as of `e2fsck`: damage that was not repaired, and a failed check.
 const EXIT_DAMAGED: u8 = 4;
-const EXIT_FAILED: u8 = 8;
+const EXIT_OPERATIONAL_ERROR: u8 = 8;
 /// Hint for a damaged volume.
 const REPAIR_HINT: &str =
     "copy what can be read (draconis get -r); draconis repair -n shows what a repair would do";
@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     match try_run(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_DAMAGED),
-        Err(error) => report::report_failure(&error, EXIT_FAILED),
+        Err(error) => report::report_failure(&error, EXIT_OPERATIONAL_ERROR),
     }
 }
 

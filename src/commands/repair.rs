@@ -28,7 +28,7 @@ use crate::text::{EscapingOutput, escape_control_chars};
 /// Exit statuses as of `e2fsck`: repaired, damage that is left, and a failed repair.
 const EXIT_REPAIRED: u8 = 1;
 const EXIT_LEFT: u8 = 4;
-const EXIT_FAILED: u8 = 8;
+const EXIT_OPERATIONAL_ERROR: u8 = 8;
 
 /// Repair a damaged volume.
 ///
@@ -123,7 +123,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Ok(Outcome::Clean) => ExitCode::SUCCESS,
         Ok(Outcome::Repaired) => ExitCode::from(EXIT_REPAIRED),
         Ok(Outcome::Left) => ExitCode::from(EXIT_LEFT),
-        Err(error) => report::report_failure(&error, EXIT_FAILED),
+        Err(error) => report::report_failure(&error, EXIT_OPERATIONAL_ERROR),
     }
 }
 

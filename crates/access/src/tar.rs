@@ -56,9 +56,9 @@ pub trait TarObserver {
 /// Size of a tar block, in bytes.
 const BLOCK_BYTES: usize = 512;
 /// Largest number that ustar's size field holds.
-const USTAR_SIZE_MAX: u64 = 0o77_777_777_777;
+const MAX_USTAR_SIZE: u64 = 0o77_777_777_777;
 /// Largest number that ustar's owner fields hold.
-const USTAR_ID_MAX: u32 = 0o7_777_777;
+const MAX_USTAR_ID: u32 = 0o7_777_777;
 /// Longest name that ustar holds without splitting.
 const USTAR_NAME_BYTES: usize = 100;
 /// Minimum bytes in holes for a sparse entry in automatic mode, because not every reader of
@@ -154,10 +154,10 @@ impl<W: Write> ArchiveWriter<'_, W> {
         let mut header = Header::new_ustar();
         let mut pax = PaxRecords::default();
         header.set_mode(attributes.mode & 0o7777);
-        header.set_uid(pax.add_number("uid", attributes.uid.into(), USTAR_ID_MAX.into()));
-        header.set_gid(pax.add_number("gid", attributes.gid.into(), USTAR_ID_MAX.into()));
+        header.set_uid(pax.add_number("uid", attributes.uid.into(), MAX_USTAR_ID.into()));
+        header.set_gid(pax.add_number("gid", attributes.gid.into(), MAX_USTAR_ID.into()));
         let modified = attributes.modified;
-        header.set_mtime(u64::try_from(modified.seconds).unwrap_or(0).min(USTAR_SIZE_MAX));
+        header.set_mtime(u64::try_from(modified.seconds).unwrap_or(0).min(MAX_USTAR_SIZE));
         if modified.nanoseconds != 0 || header.mtime().ok() != u64::try_from(modified.seconds).ok()
         {
             pax.add_record(
@@ -347,7 +347,7 @@ impl<W: Write> ArchiveWriter<'_, W> {
         path: &[u8],
         size: u64,
     ) -> anyhow::Result<()> {
-        header.set_size(pax.add_number("size", size, USTAR_SIZE_MAX));
+        header.set_size(pax.add_number("size", size, MAX_USTAR_SIZE));
         if path.len() > USTAR_NAME_BYTES {
             pax.add_name("path", path);
         }

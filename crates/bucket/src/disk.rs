@@ -609,7 +609,7 @@ impl SharedState {
             });
         }
         let asked = match step {
-            ReadAction::Here(bytes) => return Ok(bytes),
+            ReadAction::Received(bytes) => return Ok(bytes),
             ReadAction::Ask(asked) => asked,
         };
         let came = self.fetch_range(&asked);

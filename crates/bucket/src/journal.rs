@@ -43,7 +43,7 @@ const RECORD_HEADER_BYTES: usize = 64;
 const MAX_RUNS: u32 = 64;
 /// Longest address in a header, in bytes.
 const MAX_ADDRESS_BYTES: usize = 300;
-/// Bound of counters.
+/// Largest value of a counter: sums of two do not overflow.
 const MAX_COUNTER: u64 = 1 << 60;
 /// Bytes of one read in a search for records.
 const SEARCH_READ_BYTES: u64 = 1 << 20;
@@ -150,7 +150,7 @@ fn create_file(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
 struct JournalHeader {
     id: u128,
     incarnation: u64,
-    /// The newer one of two has the larger number.
+    /// Number of this header: of the two copies, the one with the larger number is newer.
     generation: u64,
     len_bytes: u64,
     /// Store of this incarnation.

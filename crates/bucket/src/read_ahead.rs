@@ -51,15 +51,15 @@ impl ObjectRange {
 }
 
 enum WindowState {
-    Waits,
+    Queued,
     /// A request is in flight.
-    Asked,
-    Here(Bytes),
+    Requested,
+    Received(Bytes),
 }
 
 struct Window {
     span: ObjectRange,
-    held: WindowState,
+    state: WindowState,
 }
 
 /// A sequential reader.
@@ -90,7 +90,7 @@ pub(crate) struct ReadAhead {
 /// Action of a reader.
 pub(crate) enum ReadAction {
     /// Use these bytes.
-    Here(Bytes),
+    Received(Bytes),
     /// Request this range, which has the wanted one, and [complete](ReadAhead::complete_window) it.
     Ask(ObjectRange),
 }
@@ -109,18 +109,18 @@ impl ReadAhead {
         let mut more = state.advance_reader(wanted, &len_of, &next);
         while let Some(nth) = state.windows.iter().position(|it| it.span.contains(wanted)) {
             let window = &mut state.windows[nth];
-            match &window.held {
-                WindowState::Here(bytes) => {
+            match &window.state {
+                WindowState::Received(bytes) => {
                     let from = (wanted.from - window.span.from) as usize;
                     let bytes = bytes.slice(from..from + wanted.len as usize);
                     if window.span.end() == wanted.end() {
                         state.windows.remove(nth);
                     }
-                    return (ReadAction::Here(bytes), more);
+                    return (ReadAction::Received(bytes), more);
                 }
-                WindowState::Asked => self.changed.wait(&mut state),
-                WindowState::Waits => {
-                    window.held = WindowState::Asked;
+                WindowState::Requested => self.changed.wait(&mut state),
+                WindowState::Queued => {
+                    window.state = WindowState::Requested;
                     let span = window.span.clone();
                     more.retain(|other| *other != span);
                     return (ReadAction::Ask(span), more);
@@ -134,8 +134,8 @@ impl ReadAhead {
     pub fn claim_window(&self, span: &ObjectRange) -> bool {
         let mut state = self.state.lock();
         let window = state.windows.iter_mut().find(|window| window.span == *span);
-        let waits = window.filter(|window| matches!(window.held, WindowState::Waits));
-        waits.map(|window| window.held = WindowState::Asked).is_some()
+        let waits = window.filter(|window| matches!(window.state, WindowState::Queued));
+        waits.map(|window| window.state = WindowState::Requested).is_some()
     }
 
     /// Completes a requested window, or drops it after a failure.
@@ -144,7 +144,7 @@ impl ReadAhead {
         let nth = state.windows.iter().position(|window| window.span == *span);
         if let Some(nth) = nth {
             match came {
-                Some(bytes) => state.windows[nth].held = WindowState::Here(bytes.clone()),
+                Some(bytes) => state.windows[nth].state = WindowState::Received(bytes.clone()),
                 None => drop(state.windows.remove(nth)),
             }
         }
@@ -230,7 +230,7 @@ impl ReadAheadState {
             if self.windows.len() >= MAX_WINDOWS {
                 self.windows.pop_front();
             }
-            self.windows.push_back(Window { span: last.clone(), held: WindowState::Waits });
+            self.windows.push_back(Window { span: last.clone(), state: WindowState::Queued });
             more.push(last.clone());
         }
         stream.ahead = Some(last);
@@ -265,7 +265,7 @@ mod tests {
             let next = |key: &str| (key == "a").then(|| Arc::from("b"));
             let (step, more) = self.ahead.read(wanted, |_| OBJECT_LEN, next);
             let bytes_here = match step {
-                ReadAction::Here(bytes) => bytes,
+                ReadAction::Received(bytes) => bytes,
                 ReadAction::Ask(asked) => {
                     assert!(asked.contains(wanted), "{asked:?} for {wanted:?}");
                     self.asked.push(asked.clone());

@@ -156,7 +156,7 @@ pub enum UnsupportedFeature {
     Disks {
         /// Their member names.
         names: String,
-        /// Name of one of them.
+        /// Member name of the first disk.
         first: String,
     },
     /// The image names a file outside its directory.

@@ -23,7 +23,7 @@ const FORMAT: u8 = 1;
 const FLAG_SHARED: u8 = 1;
 
 /// Longest name of an object in a store.
-const NAME_MAX: usize = 255;
+const MAX_NAME_BYTES: usize = 255;
 
 /// Returns the key of the record of a path, or of the first path with a prefix.
 pub(crate) fn meta_key(path: &str) -> Vec<u8> {
@@ -80,7 +80,7 @@ pub(crate) fn successor_of_prefix(prefix: &[u8]) -> Vec<u8> {
 /// paths with `@`, which marks snapshots of disks.
 pub(crate) fn name_of_path(path: &Path) -> Option<&[u8]> {
     let name = path.as_ref().as_bytes();
-    ((1..=NAME_MAX).contains(&name.len()) && !name.contains(&b'@')).then_some(name)
+    ((1..=MAX_NAME_BYTES).contains(&name.len()) && !name.contains(&b'@')).then_some(name)
 }
 
 /// Version of an object: the store and its opening that wrote it, and a number that this opening

@@ -25,12 +25,12 @@ use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
 /// Longest read that is cached, in bytes.
-const CACHED_READ_MAX: u64 = 64 << 10;
+const MAX_CACHED_READ_BYTES: u64 = 64 << 10;
 
 /// Largest gap between payloads that are read in one request.
 const COALESCE_GAP_BYTES: u64 = 16 << 10;
 /// Longest request that reads several payloads.
-const COALESCED_READ_MAX: u64 = 256 << 10;
+const MAX_COALESCED_READ_BYTES: u64 = 256 << 10;
 
 /// Longer reads are split into parts of this many bytes, where they may be long.
 const READ_PART_BYTES: usize = 4 << 20;
@@ -43,7 +43,7 @@ const LOOKUP_BATCH: usize = 64;
 const CACHE_LINE_BYTES: usize = 64;
 
 /// Most singly prefetched nodes that are kept.
-const PREFETCHED_NODES_MAX: usize = 4096;
+const MAX_PREFETCHED_NODES: usize = 4096;
 
 /// Statistics of the caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -75,7 +75,7 @@ pub(crate) struct CachedDisk {
 }
 
 /// Bytes that may wait to be written before a writer of more waits, too.
-const QUEUED_BYTES_MAX: usize = 16 << 20;
+const MAX_CACHE_QUEUE_BYTES: usize = 16 << 20;
 
 /// Pages that are being read, in parts.
 pub(crate) struct PagesRead {
@@ -152,7 +152,7 @@ impl CachedDisk {
         let bytes = frames.iter().map(|frame| frame.len).sum();
         self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         queue.extend(frames.into_iter().map(|frame| (ticket, frame)));
-        while self.queued_bytes.load(Ordering::Relaxed) > QUEUED_BYTES_MAX * 4
+        while self.queued_bytes.load(Ordering::Relaxed) > MAX_CACHE_QUEUE_BYTES * 4
             && let Some((ticket, _)) = queue.front()
         {
             self.disk.wait_visible(*ticket)?;
@@ -163,7 +163,7 @@ impl CachedDisk {
 
     /// Waits until few bytes are on their way to the disk. No other caller waits for it.
     pub fn throttle(&self) -> Result<()> {
-        while self.queued_bytes.load(Ordering::Relaxed) > QUEUED_BYTES_MAX {
+        while self.queued_bytes.load(Ordering::Relaxed) > MAX_CACHE_QUEUE_BYTES {
             let first = self.queue.lock().front().map(|(ticket, _)| *ticket);
             let Some(ticket) = first else { break };
             self.disk.wait_visible(ticket)?;
@@ -306,7 +306,7 @@ impl CachedDisk {
         let gone = Error::Corrupt { what: "an address behind the end", at_bytes: at };
         let (start, end) = self.pages_of(at, at.saturating_add(len.max(1) as u64));
         let pages = self.page_indexes(start, end);
-        let is_short = len as u64 <= CACHED_READ_MAX;
+        let is_short = len as u64 <= MAX_CACHED_READ_BYTES;
         if is_short
             && let Some(remembered) = self.cached_pages(pages.start, pages.end.saturating_sub(1))
         {
@@ -399,7 +399,7 @@ impl CachedDisk {
         if data.stored == 0 {
             return Some(vec![]);
         }
-        if u64::from(data.stored) > CACHED_READ_MAX {
+        if u64::from(data.stored) > MAX_CACHED_READ_BYTES {
             return None;
         }
         let (page, len) = (self.geometry.page_bytes as usize, data.stored as usize);
@@ -461,7 +461,7 @@ impl CachedDisk {
                     continue;
                 }
                 *value = Some(data.referenced_bytes(stored).to_vec());
-                if !is_roomy && u64::from(data.stored) <= CACHED_READ_MAX {
+                if !is_roomy && u64::from(data.stored) <= MAX_CACHED_READ_BYTES {
                     self.cache_pages(from, &bytes, self.pages_of(data.at, data.end()));
                 }
             }
@@ -481,7 +481,7 @@ impl CachedDisk {
     pub fn prefetch_more_nodes(&self, ptrs: &[BlockPtr]) {
         let more = self.read_nodes(ptrs);
         let mut ahead = self.ahead.write();
-        if ahead.len() >= PREFETCHED_NODES_MAX {
+        if ahead.len() >= MAX_PREFETCHED_NODES {
             ahead.clear();
         }
         ahead.extend(more);
@@ -542,13 +542,13 @@ impl CachedDisk {
             };
             let len = behind.saturating_sub(at);
             // A longer or invalid range is left to a read of its own.
-            if start >= end || len > COALESCED_READ_MAX || !self.geometry.contains(at, len) {
+            if start >= end || len > MAX_COALESCED_READ_BYTES || !self.geometry.contains(at, len) {
                 continue;
             }
             match runs.last_mut() {
                 Some((from, to, members))
                     if start <= to.saturating_add(gap)
-                        && end.max(*to).saturating_sub(*from) <= COALESCED_READ_MAX =>
+                        && end.max(*to).saturating_sub(*from) <= MAX_COALESCED_READ_BYTES =>
                 {
                     *to = end.max(*to);
                     members.push(nth);

@@ -35,7 +35,7 @@ use crate::{Error, Group, ObjectId, Result, Store, Ticket};
 const SECTOR_BYTES: u32 = 512;
 /// Longest payload of one entry: longer requests gain nothing.
 #[allow(clippy::cast_possible_truncation, reason = "a constant that fits")]
-const OPTIMAL_IO_BYTES: u32 = crate::entry::PAYLOAD_MAX as u32;
+const OPTIMAL_IO_BYTES: u32 = crate::entry::MAX_PAYLOAD_BYTES as u32;
 
 /// An object as a disk: see [`Store::disk`].
 #[derive(Debug)]

@@ -24,17 +24,17 @@ pub(crate) type Key = SmallVec<[u8; 24]>;
 pub(crate) const CHECKSUM_BLOCK_BYTES: u32 = 4096;
 
 /// Longest payload of one entry.
-pub(crate) const PAYLOAD_MAX: usize = 128 << 10;
+pub(crate) const MAX_PAYLOAD_BYTES: usize = 128 << 10;
 
 /// Longest value stored inline: a payload reference would take as many bytes. Such a value is never
 /// moved, only merged.
-pub(crate) const INLINE_VALUE_MAX: usize = 24;
+pub(crate) const MAX_INLINE_VALUE_BYTES: usize = 24;
 
 /// Longest key of the key-value store, in bytes.
-pub(crate) const KEY_MAX: usize = 64 << 10;
+pub(crate) const MAX_KEY_BYTES: usize = 64 << 10;
 
 /// Longest name of an object, in bytes.
-pub(crate) const NAME_MAX: usize = 255;
+pub(crate) const MAX_NAME_BYTES: usize = 255;
 
 const OBJECT_KEY_KIND: u8 = 1;
 const EXTENT_KEY_KIND: u8 = 2;
@@ -95,8 +95,8 @@ pub(crate) fn decode_key(key: &[u8]) -> Option<DecodedKey<'_>> {
         EXTENT_KEY_KIND if rest.len() == 16 => {
             Some(DecodedKey::Extent(ObjectId(word(0)?), word(8)?))
         }
-        VALUE_KEY_KIND if rest.len() <= KEY_MAX => Some(DecodedKey::Value(rest)),
-        NAME_KEY_KIND if rest.len() <= NAME_MAX => Some(DecodedKey::Name(rest)),
+        VALUE_KEY_KIND if rest.len() <= MAX_KEY_BYTES => Some(DecodedKey::Value(rest)),
+        NAME_KEY_KIND if rest.len() <= MAX_NAME_BYTES => Some(DecodedKey::Name(rest)),
         _ => None,
     }
 }
@@ -174,7 +174,7 @@ pub(crate) enum Entry {
     /// The value is stored as this object.
     ValueObject(ObjectId, u64),
     /// An inline value; under a name, the number of its object.
-    Inline(SmallVec<[u8; INLINE_VALUE_MAX]>),
+    Inline(SmallVec<[u8; MAX_INLINE_VALUE_BYTES]>),
 }
 
 /// Attributes of an object.
@@ -362,7 +362,7 @@ impl Entry {
                     0 => (0, stored),
                     _ => (reader.varint_u32()?, reader.varint_u32()?),
                 };
-                let is_sane = stored as usize <= PAYLOAD_MAX
+                let is_sane = stored as usize <= MAX_PAYLOAD_BYTES
                     && skip < CHECKSUM_BLOCK_BYTES
                     && skip.checked_add(len).is_some_and(|end| end <= stored)
                     && at.checked_add(u64::from(stored)).is_some();
@@ -402,7 +402,7 @@ impl Entry {
             8 => Self::Zeros(reader.varint()?),
             5 => Self::ValueObject(ObjectId(reader.varint()?), reader.varint()?),
             6 => match reader.length_prefixed()? {
-                value if value.len() <= INLINE_VALUE_MAX => {
+                value if value.len() <= MAX_INLINE_VALUE_BYTES => {
                     Self::Inline(SmallVec::from_slice(value))
                 }
                 _ => return Err(reader.corrupt("a short value that is long")),
@@ -429,7 +429,7 @@ pub(crate) fn read_key_delta(reader: &mut Reader<'_>, key: &mut Key) -> Result<(
     let shared = reader.varint_u32()? as usize;
     let rest = reader.length_prefixed()?;
     let is_behind = key.get(shared..).is_some_and(|old| old < rest);
-    if !is_behind || shared.saturating_add(rest.len()) > KEY_MAX + 1 {
+    if !is_behind || shared.saturating_add(rest.len()) > MAX_KEY_BYTES + 1 {
         return Err(reader.corrupt("pairs that are out of order"));
     }
     key.truncate(shared);
@@ -440,7 +440,7 @@ pub(crate) fn read_key_delta(reader: &mut Reader<'_>, key: &mut Key) -> Result<(
 /// Returns the limit of `len` encoded bytes of pairs, decoded, in bytes. Long keys with long shared
 /// prefixes take little space on the disk, but no store writes more of them than this.
 pub(crate) const fn decoded_len_max(len: usize) -> usize {
-    len.saturating_mul(32).saturating_add(4 * KEY_MAX)
+    len.saturating_mul(32).saturating_add(4 * MAX_KEY_BYTES)
 }
 
 /// Replaces a key by the next one, and decodes its entry, which must be valid there.
@@ -552,7 +552,7 @@ mod tests {
             (value_key(b"a"), Entry::Inline(SmallVec::new())),
             (name_key(b"disk"), Entry::for_name(id)),
             (name_key(b"gone"), Entry::Tombstone),
-            (value_key(b"b"), Entry::Inline(SmallVec::from_slice(&[7; INLINE_VALUE_MAX]))),
+            (value_key(b"b"), Entry::Inline(SmallVec::from_slice(&[7; MAX_INLINE_VALUE_BYTES]))),
         ];
         for (key, entry) in &all {
             let bytes = encode_pair(key, entry);
@@ -569,7 +569,7 @@ mod tests {
     #[test]
     fn entry_of_wrong_key_kind_is_refused() {
         let seven = Entry::Inline(SmallVec::from_slice(&[0; 7]));
-        let long = name_key(&[b'n'; NAME_MAX + 1]);
+        let long = name_key(&[b'n'; MAX_NAME_BYTES + 1]);
         for (key, entry) in [
             (object_key(ObjectId(1)), Entry::Hole(4)),
             (name_key(b"disk"), seven),

@@ -204,7 +204,7 @@ pub type LayoutConstructor = fn(&StoreDimensions) -> Box<dyn Layout>;
 
 /// Numbers below this are layouts of this crate.
 const FIRST_CUSTOM_LAYOUT_NUMBER: u16 = 256;
-const STREAMS_MAX: usize = 16;
+const MAX_STREAM_COUNT: usize = 16;
 
 static REGISTERED_LAYOUTS: Mutex<BTreeMap<u16, LayoutConstructor>> = Mutex::new(BTreeMap::new());
 
@@ -280,7 +280,7 @@ pub(crate) fn check_layout_sizes(layout: &dyn Layout) -> std::result::Result<(),
     };
     let log = layout.log_bytes();
     let all = [
-        ((1..=STREAMS_MAX).contains(&streams), "a layout has 1 to 16 streams"),
+        ((1..=MAX_STREAM_COUNT).contains(&streams), "a layout has 1 to 16 streams"),
         (layout.index_stream() < streams, "the layout's index is in no stream of it"),
         (
             PayloadKind::SAMPLE_KINDS.into_iter().all(is_stream),

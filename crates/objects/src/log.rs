@@ -22,7 +22,7 @@ pub(crate) use self::stream::{Stream, StreamPosition};
 use crate::Result;
 use crate::cached_disk::CachedDisk;
 use crate::codec::to_u32_saturating;
-use crate::entry::{CHECKSUM_BLOCK_BYTES, Entry, Key, PAYLOAD_MAX, PayloadRef};
+use crate::entry::{CHECKSUM_BLOCK_BYTES, Entry, Key, MAX_PAYLOAD_BYTES, PayloadRef};
 use crate::frame::summary::FrameSummary;
 use crate::index::tree::{BlockPtr, Node, NodeSource, NodeStore};
 use crate::layout::{Layout, PayloadKind};
@@ -113,7 +113,7 @@ impl LogWriter {
     pub fn payload_max(&self) -> usize {
         const BLOCK_BYTES: usize = CHECKSUM_BLOCK_BYTES as usize;
         let quarter = self.segments.geometry.segment_bytes as usize / 4;
-        PAYLOAD_MAX.min(quarter.saturating_sub(quarter % BLOCK_BYTES)).max(BLOCK_BYTES / 4)
+        MAX_PAYLOAD_BYTES.min(quarter.saturating_sub(quarter % BLOCK_BYTES)).max(BLOCK_BYTES / 4)
     }
 
     /// Returns all bytes submitted to the disk, and those of the open commit.

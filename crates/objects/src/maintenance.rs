@@ -38,7 +38,7 @@ const BYTES_PER_COMPACTED_PAIR: u64 = 16;
 /// Bytes that a short change cleans at most.
 const CLEANED_BYTES_MIN: u64 = 96 << 10;
 /// Backlog of cleaning, in bytes, from which a change waits for the cleaner's reads.
-const CLEANING_BACKLOG_MAX: u64 = 1 << 20;
+const MAX_CLEANING_BACKLOG_BYTES: u64 = 1 << 20;
 
 /// Limits of the maintenance in one change.
 #[derive(Debug)]
@@ -220,8 +220,8 @@ impl Core {
         let patience = match self.cleaner.pending_io() {
             // Later, if the backlog is small.
             Some(_)
-                if due < CLEANING_BACKLOG_MAX
-                    || share.waits == 0 && due < CLEANING_BACKLOG_MAX * 4 =>
+                if due < MAX_CLEANING_BACKLOG_BYTES
+                    || share.waits == 0 && due < MAX_CLEANING_BACKLOG_BYTES * 4 =>
             {
                 return Ok(None);
             }

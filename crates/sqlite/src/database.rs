@@ -337,7 +337,7 @@ impl Database {
         if !state.locks.is_reserved() {
             return None;
         }
-        state.journals().into_iter().find(|journal| journal.is_active())
+        state.journals().into_iter().find(|journal| journal.has_valid_header())
     }
 
     /// Returns the length that the connection sees.

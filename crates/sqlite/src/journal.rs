@@ -29,7 +29,7 @@ struct Contents {
 
 impl Journal {
     /// Returns true if the header is valid: a finished journal is empty or begins with zeros.
-    pub fn is_active(&self) -> bool {
+    pub fn has_valid_header(&self) -> bool {
         let mut first = [0];
         self.0.lock().read(0, &mut first).is_ok_and(|len| len == 1) && first != [0]
     }
@@ -129,21 +129,21 @@ mod tests {
     #[test]
     fn long_journals_continue_in_a_file() {
         let journal = Journal::default();
-        assert!(!journal.is_active());
+        assert!(!journal.has_valid_header());
         let piece: Vec<u8> = (0..300_000_u32).map(|nth| nth as u8 | 1).collect();
         for nth in 0..40 {
             journal.write(nth * piece.len() as u64, &piece).unwrap();
         }
         assert_eq!(journal.len(), 40 * piece.len() as u64);
-        assert!(journal.0.lock().file.is_some() && journal.is_active());
+        assert!(journal.0.lock().file.is_some() && journal.has_valid_header());
         let mut read = vec![0; piece.len() + 10];
         assert!(!journal.take_was_read());
         let at = 39 * piece.len() as u64;
         assert_eq!(journal.read(at, &mut read, true).unwrap(), piece.len());
         assert!(read.starts_with(&piece) && journal.take_was_read() && !journal.take_was_read());
         journal.truncate(0).unwrap();
-        assert!(!journal.is_active() && journal.0.lock().file.is_none());
+        assert!(!journal.has_valid_header() && journal.0.lock().file.is_none());
         journal.write(2, b"x").unwrap();
-        assert_eq!((journal.len(), journal.is_active()), (3, false));
+        assert_eq!((journal.len(), journal.has_valid_header()), (3, false));
     }
 }

@@ -32,14 +32,14 @@ pub struct Arguments {
 
 /// Exit statuses, as of `draconis check`.
 const EXIT_DAMAGED: u8 = 4;
-const EXIT_FAILED: u8 = 8;
+const EXIT_OPERATIONAL_ERROR: u8 = 8;
 
 /// Runs the command. All errors give the same status, so it returns no `Result`.
 pub fn run(arguments: &Arguments) -> ExitCode {
     match try_check(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_DAMAGED),
-        Err(error) => report::report_failure(&error, EXIT_FAILED),
+        Err(error) => report::report_failure(&error, EXIT_OPERATIONAL_ERROR),
     }
 }
 

@@ -65,7 +65,7 @@ pub enum LayoutArg {
     Log,
     /// Several, by how long things live.
     Cow,
-    /// Long requests.
+    /// Segments of many MiB, for the long requests of a bucket.
     Bucket,
 }
 

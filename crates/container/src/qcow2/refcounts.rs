@@ -71,7 +71,7 @@ pub(super) struct Refcounts {
     search_from: u64,
     preallocated: VecDeque<PreallocatedClusters>,
     /// For each cluster, true if it was allocated since the image was opened.
-    is_new: Vec<bool>,
+    new_clusters: Vec<bool>,
     /// Released clusters: their refcounts are decremented when the session ends.
     released: Vec<u64>,
     in_session: bool,
@@ -116,7 +116,7 @@ impl Refcounts {
             written_clusters,
             search_from: 0,
             preallocated: VecDeque::new(),
-            is_new: vec![],
+            new_clusters: vec![],
             released: vec![],
             in_session: false,
         };
@@ -297,10 +297,10 @@ impl Refcounts {
         if run.count == 0 {
             self.preallocated.pop_front();
         }
-        if self.is_new.len() as u64 <= nth {
-            self.is_new.resize(self.refcounts.len().max(nth as usize + 1), false);
+        if self.new_clusters.len() as u64 <= nth {
+            self.new_clusters.resize(self.refcounts.len().max(nth as usize + 1), false);
         }
-        if let Some(is_new) = self.is_new.get_mut(nth as usize) {
+        if let Some(is_new) = self.new_clusters.get_mut(nth as usize) {
             *is_new = true;
         }
         Ok(nth << self.cluster_bits)
@@ -665,7 +665,7 @@ mod tests {
             written_clusters,
             search_from: 0,
             preallocated: VecDeque::new(),
-            is_new: vec![],
+            new_clusters: vec![],
             released: vec![],
             in_session: false,
         }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use draconis_exchange::channel::{ChannelError, Client};
 use draconis_exchange::contract::List;
 use draconis_exchange::contract::disk::{
-    self, Discard, EXTENTS_MAX, MAX_DEPENDENCIES, MAX_GROUP_ENDS, MAX_WRITES, Read, Reserve,
-    Settle, Submit, Wait,
+    self, Discard, MAX_DEPENDENCIES, MAX_DISCARD_EXTENTS, MAX_GROUP_ENDS, MAX_WRITES, Read,
+    Reserve, Settle, Submit, Wait,
 };
 use draconis_exchange::heap::PagePool;
 use draconis_types::Block;
@@ -191,7 +191,7 @@ impl Disk for RemoteDisk {
         let last = after.iter().max().copied();
         // A discard of no extents still asks about the ticket.
         let none: Option<&[Extent]> = extents.is_empty().then_some(&[]);
-        for some in extents.chunks(EXTENTS_MAX).chain(none) {
+        for some in extents.chunks(MAX_DISCARD_EXTENTS).chain(none) {
             let extents =
                 to_wire_list(some.iter().map(|it| (it.start_bytes, it.len_bytes)).collect());
             let mut lane = self.shared.lanes.acquire(LanePriority::Now)?;

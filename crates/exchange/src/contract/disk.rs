@@ -16,7 +16,7 @@ pub const MAX_GROUP_ENDS: usize = 16;
 pub const MAX_DEPENDENCIES: usize = 16;
 
 /// Maximum extents in one `Discard`.
-pub const EXTENTS_MAX: usize = 64;
+pub const MAX_DISCARD_EXTENTS: usize = 64;
 
 /// Properties of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,7 +105,7 @@ crate::contract! {
 
             /// Discards extents, as pairs of offset and length, once the group `after` is durable,
             /// if given. A hint; it does not affect groups submitted later.
-            call discard: Discard { extents: List<(u64, u64), EXTENTS_MAX>, after: Option<u64> }
+            call discard: Discard { extents: List<(u64, u64), MAX_DISCARD_EXTENTS>, after: Option<u64> }
                 -> AckDiscard {} => Ready
                  | NakDiscard why Refusal => Ready;
 

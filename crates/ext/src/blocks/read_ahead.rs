@@ -101,12 +101,12 @@ const MAX_WINDOW_PIECES: u64 = 16;
 /// Read-ahead state of device regions with small reads.
 #[derive(Debug)]
 pub(crate) struct DeviceReadAhead {
-    all: Mutex<DeviceRegions>,
+    all: Mutex<RegionTable>,
     limit_pieces: u64,
 }
 
 #[derive(Debug, Default)]
-struct DeviceRegions {
+struct RegionTable {
     regions: [DeviceRegion; MAX_REGIONS],
     oldest: usize,
 }

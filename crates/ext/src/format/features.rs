@@ -84,7 +84,7 @@ feature_set! {
 }
 
 feature_set! {
-    /// Incompatible features.
+    /// Features without which a volume cannot be read (`incompat`).
     Incompatible, "I":
     /// Compressed files.
     COMPRESSION = 0 "compression",

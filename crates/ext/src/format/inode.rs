@@ -598,7 +598,7 @@ pub fn fast_symlink_pointers(target: &[u8]) -> Option<[u32; POINTERS]> {
 
 /// Splits a time into its seconds field and its extra field.
 pub(super) fn split_time(time: Time) -> (u32, u32) {
-    let time = clamp_time(time, SECONDS_MAX);
+    let time = clamp_time(time, MAX_SECONDS);
     let low = low32(time.seconds.cast_unsigned());
     let epoch = time.seconds.saturating_sub(i64::from(low.cast_signed())) >> 32;
     (low, low32(epoch.cast_unsigned()) & 3 | time.nanoseconds << 2)
@@ -610,7 +610,7 @@ pub(super) fn clamp_to_32_bits(time: Time) -> Time {
 }
 
 /// Last second with two epoch bits, in 2446.
-const SECONDS_MAX: i64 = 0x3_7FFF_FFFF;
+const MAX_SECONDS: i64 = 0x3_7FFF_FFFF;
 
 /// Clamps a time to the representable range up to `last`, as Linux does.
 fn clamp_time(time: Time, last: i64) -> Time {
@@ -674,7 +674,7 @@ mod tests {
 
     #[test]
     fn split_fields_round_trip() {
-        for seconds in [1 - (1i64 << 31), -1, 0, 1 << 31, (1 << 32) + 7, SECONDS_MAX - 1] {
+        for seconds in [1 - (1i64 << 31), -1, 0, 1 << 31, (1 << 32) + 7, MAX_SECONDS - 1] {
             let kept = Time { seconds, nanoseconds: 999_999_999 };
             let (low, extra) = split_time(kept);
             assert_eq!(decode_time(low, extra), kept);
@@ -691,7 +691,7 @@ mod tests {
         assert_eq!(decode_time(0x7FFF_FFFF, 3).seconds, (1 << 31) - 1 + (3 << 32));
         assert_eq!(decode_time(5, 7 << 2 | 1), Time { seconds: 5 + (1 << 32), nanoseconds: 7 });
         // Times out of range become the nearest representable second.
-        for (seconds, nearest) in [(i64::MAX, SECONDS_MAX), (i64::MIN, -(1 << 31))] {
+        for (seconds, nearest) in [(i64::MAX, MAX_SECONDS), (i64::MIN, -(1 << 31))] {
             let (low, extra) = split_time(Time { seconds, nanoseconds: 5 });
             assert_eq!(decode_time(low, extra), Time { seconds: nearest, nanoseconds: 0 });
         }

@@ -140,7 +140,7 @@ pub struct JournalSuperblock {
     pub errno: u32,
     /// Compatible features.
     pub compatible: JournalCompatible,
-    /// Incompatible features.
+    /// Features without which a volume cannot be read (`incompat`).
     pub incompatible: JournalIncompatible,
     /// UUID.
     pub uuid: [u8; 16],

@@ -187,7 +187,7 @@ pub struct Superblock {
     pub revision: (u32, u16),
     /// Compatible features.
     pub compatible: Compatible,
-    /// Incompatible features.
+    /// Features without which a volume cannot be read (`incompat`).
     pub incompatible: Incompatible,
     /// Read-only compatible features.
     pub read_only_compatible: ReadOnlyCompatible,

@@ -27,7 +27,7 @@ pub struct FormatOptions {
     pub inode_bytes: u32,
     /// Compatible features.
     pub compatible: Compatible,
-    /// Incompatible features.
+    /// Features without which a volume cannot be read (`incompat`).
     pub incompatible: Incompatible,
     /// Read-only-compatible features.
     pub read_only_compatible: ReadOnlyCompatible,

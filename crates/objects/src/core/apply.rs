@@ -2,7 +2,7 @@
 use crate::codec::to_usize_saturating;
 use crate::core::Core;
 use crate::entry::{
-    Entry, INLINE_VALUE_MAX, Key, ObjectRecord, extent_key, name_key, object_key, value_key,
+    Entry, Key, MAX_INLINE_VALUE_BYTES, ObjectRecord, extent_key, name_key, object_key, value_key,
 };
 use crate::group::GroupOp;
 use crate::layout::PayloadKind;
@@ -128,7 +128,7 @@ impl Core {
     fn put_value(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let key = value_key(key);
         self.delete_value_object(&key)?;
-        if value.len() <= INLINE_VALUE_MAX {
+        if value.len() <= MAX_INLINE_VALUE_BYTES {
             // An inline value advances the clock as a payload of its length does.
             self.log.clock = self.log.clock.saturating_add(value.len() as u64);
             return self.put_entry(key, Entry::Inline(value.into()));

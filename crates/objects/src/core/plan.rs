@@ -4,17 +4,17 @@ use std::collections::HashMap;
 
 use crate::core::Core;
 use crate::entry::{
-    CHECKSUM_BLOCK_BYTES, KEY_MAX, Key, NAME_MAX, ObjectRecord, name_key, value_key,
+    CHECKSUM_BLOCK_BYTES, Key, MAX_KEY_BYTES, MAX_NAME_BYTES, ObjectRecord, name_key, value_key,
 };
 use crate::group::GroupOp;
 use crate::index::tree::NodeSource;
-use crate::index::view::{DEPTH_MAX, Index};
+use crate::index::view::{Index, MAX_TREE_DEPTH};
 use crate::required_io::{MissPolicy, RequiredIo};
 use crate::{Error, Group, ObjectId, Result};
 
 fn check_name(len: usize) -> Result<()> {
     match len {
-        1..=NAME_MAX => Ok(()),
+        1..=MAX_NAME_BYTES => Ok(()),
         _ => Err(Error::Misuse("a name has 1 to 255 bytes")),
     }
 }
@@ -158,7 +158,7 @@ impl Core {
             }
         }
         // A group that only frees may use the delete reserve.
-        plan.only_frees &= group.bytes.len() <= 4096 + KEY_MAX
+        plan.only_frees &= group.bytes.len() <= 4096 + MAX_KEY_BYTES
             && group.ops.iter().all(|op| {
                 matches!(
                     op,
@@ -176,7 +176,7 @@ impl Core {
     fn check_fork_depth(&self, id: ObjectId, nodes: &dyn NodeSource) -> Result<()> {
         let index = self.levels.index();
         let mut below = Some(id);
-        for _ in 1..DEPTH_MAX {
+        for _ in 1..MAX_TREE_DEPTH {
             let Some(id) = below else { return Ok(()) };
             // A missing object is created by the same group, or refused there.
             below = index.object(nodes, id)?.and_then(|record| record.parent);
@@ -185,7 +185,9 @@ impl Core {
     }
 
     fn check_key(&self, len: usize) -> Result<()> {
-        if len > KEY_MAX || len > self.checkpoints.superblock.geometry.segment_bytes as usize / 32 {
+        if len > MAX_KEY_BYTES
+            || len > self.checkpoints.superblock.geometry.segment_bytes as usize / 32
+        {
             return Err(Error::Misuse("a key that is too long"));
         }
         Ok(())

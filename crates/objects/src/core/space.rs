@@ -18,7 +18,7 @@ use crate::superblock::Geometry;
 use crate::{Error, Result};
 
 /// Checkpoints without a gain after which reclamation gives up.
-const FUTILE_CHECKPOINTS_MAX: usize = 8;
+const MAX_FUTILE_CHECKPOINTS: usize = 8;
 
 /// A refused request and the state at that time: the refusal is repeated until the state changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -260,7 +260,7 @@ impl Core {
                 self.checkpoint_now()?;
                 continue;
             }
-            if in_vain >= FUTILE_CHECKPOINTS_MAX {
+            if in_vain >= MAX_FUTILE_CHECKPOINTS {
                 if is_merged {
                     return Ok(());
                 }
@@ -274,7 +274,7 @@ impl Core {
             let waiting = self.cleaner.since.len().saturating_add(self.cleaner.before.len());
             let wanted = needed.saturating_add(self.checkpoint_segments());
             let missing = wanted.saturating_sub(self.log.segments.free_segments());
-            let is_enough = in_vain < FUTILE_CHECKPOINTS_MAX / 2 && waiting >= missing;
+            let is_enough = in_vain < MAX_FUTILE_CHECKPOINTS / 2 && waiting >= missing;
             let can_clean =
                 self.log.segments.free_segments() > self.checkpoint_segments().saturating_add(1);
             let is_due = is_enough
@@ -284,7 +284,7 @@ impl Core {
             if is_due {
                 // Last attempt: freed entries may not be accounted yet.
                 if waiting == 0 && !self.log.segments.has_empty() {
-                    in_vain = FUTILE_CHECKPOINTS_MAX;
+                    in_vain = MAX_FUTILE_CHECKPOINTS;
                     if is_counted {
                         continue;
                     }

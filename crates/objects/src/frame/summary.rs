@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use crate::LifetimeHint;
     use crate::ObjectId;
-    use crate::entry::{INLINE_VALUE_MAX, ObjectRecord, extent_key, object_key, value_key};
+    use crate::entry::{MAX_INLINE_VALUE_BYTES, ObjectRecord, extent_key, object_key, value_key};
 
     const FRAME_AT: u64 = 1 << 20;
 
@@ -254,7 +254,7 @@ mod tests {
         let id = ObjectId(77);
         let record = ObjectRecord { len: 9, ..ObjectRecord::new(LifetimeHint::Cold) };
         let long = vec![7; 300];
-        let longest = SmallVec::from_slice(&[7; INLINE_VALUE_MAX]);
+        let longest = SmallVec::from_slice(&[7; MAX_INLINE_VALUE_BYTES]);
         vec![
             SummaryItem::Pair(5, extent_key(id, 0), test_extent(4096, 4096)),
             SummaryItem::Pair(6, extent_key(id, 1 << 20), test_extent(8192, 4096)),

@@ -36,7 +36,7 @@ impl BlockPtr {
 }
 
 /// Maximum depth of a tree; a deeper one is damaged.
-pub(crate) const LEVELS_MAX: u8 = 24;
+pub(crate) const MAX_TREE_LEVELS: u8 = 24;
 
 /// A decoded node.
 #[derive(Debug)]
@@ -195,7 +195,7 @@ impl Node {
     pub fn decode(bytes: &[u8], at: u64) -> Result<Self> {
         let mut reader = Reader::new(bytes, at);
         let level = reader.u8()?;
-        if level > LEVELS_MAX {
+        if level > MAX_TREE_LEVELS {
             return Err(reader.corrupt("a tree that is too deep"));
         }
         let count = reader.varint_u32()? as usize;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::entry::{Entry, Key};
 use crate::index::leaf::Leaf;
 pub(crate) use crate::index::node::{
-    BlockPtr, Child, InnerNode, LEVELS_MAX, LoadedChild, Node, NodeMap, NodeRef, NodeSource,
+    BlockPtr, Child, InnerNode, LoadedChild, MAX_TREE_LEVELS, Node, NodeMap, NodeRef, NodeSource,
     NodeStore,
 };
 use crate::{Error, Result};
@@ -84,7 +84,7 @@ impl Tree {
             inner.load(nodes, index)
         };
         // A level is one less than its parent's, so this ends.
-        let mut level = LEVELS_MAX + 1;
+        let mut level = MAX_TREE_LEVELS + 1;
         let mut here = root.load(nodes)?;
         loop {
             here = match here {
@@ -171,7 +171,7 @@ impl Tree {
         take: impl FnOnce(&InnerNode, usize, Option<Key>) -> T,
     ) -> Result<Option<T>> {
         let Some(mut child) = self.root.clone() else { return Ok(None) };
-        let (mut upper, mut level) = (None, LEVELS_MAX + 1);
+        let (mut upper, mut level) = (None, MAX_TREE_LEVELS + 1);
         loop {
             let node;
             let inner = match &child {

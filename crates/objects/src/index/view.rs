@@ -45,7 +45,7 @@ impl View {
 pub(crate) type ExtentVisitor<'t> = dyn FnMut(u64, Entry) -> ControlFlow<()> + 't;
 
 /// Most objects of a chain of parents: a read may visit each of them.
-pub(crate) const DEPTH_MAX: usize = 1000;
+pub(crate) const MAX_TREE_DEPTH: usize = 1000;
 
 impl Index<'_> {
     fn split_newest(&self) -> Option<(&dyn SortedLookup, Index<'_>)> {
@@ -165,7 +165,7 @@ impl Index<'_> {
     ) -> Result<ObjectRecord> {
         let wrong = |what| Error::Corrupt { what, at_bytes: 0 };
         // A parent has a smaller id than its child, so this ends even on a corrupt disk.
-        if below >= id || depth >= DEPTH_MAX {
+        if below >= id || depth >= MAX_TREE_DEPTH {
             return Err(wrong("objects over each other in a circle, or too many"));
         }
         self.object(nodes, below)?.ok_or(wrong("an object over one that is not there"))

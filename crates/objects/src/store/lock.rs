@@ -23,7 +23,7 @@ use crate::required_io::{MaintenanceStep, MissPolicy, RequiredIo};
 const MAX_UNLOCKED_RETRIES: u32 = 8;
 
 /// Most nodes that a lookup reads without the lock.
-const UNLOCKED_NODES_MAX: usize = 64;
+const MAX_UNLOCKED_NODES: usize = 64;
 
 fn miss_policy_after_retries(needs: u32) -> MissPolicy {
     if needs < MAX_UNLOCKED_RETRIES { MissPolicy::Defer } else { MissPolicy::Block }
@@ -40,7 +40,7 @@ impl Store {
             let core = self.core.read();
             core.check_no_partial_group()?;
             let view = core.levels.view.clone();
-            if read.len() >= UNLOCKED_NODES_MAX {
+            if read.len() >= MAX_UNLOCKED_NODES {
                 return Ok((look(core.levels.index(), &*self.io)?, view));
             }
             let nodes = CachedNodes::with_loaded(&self.io, &read);

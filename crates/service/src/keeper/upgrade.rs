@@ -52,31 +52,37 @@ pub struct HandoverFormats {
     /// The disk contract, which a worker speaks to a store process that keeps running.
     #[serde(default)]
     disk: u64,
-    /// True if the handover may include backing files.
-    #[serde(default)]
-    behind: bool,
+    /// True if the handover may include backing files. The name in messages is that of older
+    /// programs.
+    #[serde(default, rename = "behind")]
+    has_backing_files: bool,
 }
 
 /// Features that a mount requires of the next program.
 #[derive(Clone, Copy)]
 struct RequiredFeatures {
     in_store: bool,
-    behind: bool,
+    has_backing_files: bool,
 }
 
 impl HandoverFormats {
     fn supports(self, ours: Self, wants: RequiredFeatures) -> bool {
         // Without a store, the next program has both ends of the disk contract.
-        Self { disk: ours.disk, behind: ours.behind, ..self } == ours
+        Self { disk: ours.disk, has_backing_files: ours.has_backing_files, ..self } == ours
             && (self.disk == ours.disk || !wants.in_store)
-            && (self.behind || !wants.behind)
+            && (self.has_backing_files || !wants.has_backing_files)
     }
 }
 
 /// Returns the formats of this program.
 pub fn supported_formats() -> HandoverFormats {
     let disk = disk::Disk::FINGERPRINT;
-    HandoverFormats { handover: HANDOVER_VERSION, oplog: oplog::OPLOG_FORMAT, disk, behind: true }
+    HandoverFormats {
+        handover: HANDOVER_VERSION,
+        oplog: oplog::OPLOG_FORMAT,
+        disk,
+        has_backing_files: true,
+    }
 }
 
 /// An upgrade to `program`, which then replies to `client`.
@@ -114,8 +120,8 @@ impl Keeper {
             return format!("{at}: it is mounted with norestart; unmount it and mount it again");
         }
         let MountOptions { backing, parts, .. } = &mount.options;
-        let behind = !backing.is_empty() || !parts.is_empty();
-        let wants = RequiredFeatures { in_store: mount.disk.is_some(), behind };
+        let has_backing_files = !backing.is_empty() || !parts.is_empty();
+        let wants = RequiredFeatures { in_store: mount.disk.is_some(), has_backing_files };
         if let Err(why) = check_program(&program, wants) {
             return format!("{at}: {why}");
         }
@@ -320,7 +326,7 @@ mod tests {
         let older = text.replace(",\"behind\":true", "");
         assert!(older != text);
         let older: HandoverFormats = serde_json::from_str(&older).unwrap();
-        let wants = |in_store, behind| RequiredFeatures { in_store, behind };
+        let wants = |in_store, has_backing_files| RequiredFeatures { in_store, has_backing_files };
         assert!(older.supports(ours, wants(true, false)));
         assert!(!older.supports(ours, wants(false, true)));
         assert!(ours.supports(older, wants(true, true)));

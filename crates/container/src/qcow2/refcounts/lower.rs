@@ -36,12 +36,12 @@ impl Refcounts {
 
     /// Returns true if the cluster at `at` was allocated since the image was opened.
     pub(in crate::qcow2) fn is_newly_allocated(&self, at: u64) -> bool {
-        self.is_new.get((at >> self.cluster_bits) as usize).copied().unwrap_or(false)
+        self.new_clusters.get((at >> self.cluster_bits) as usize).copied().unwrap_or(false)
     }
 
     /// Returns true if any cluster was allocated since the image was opened.
     pub(in crate::qcow2) fn has_newly_allocated(&self) -> bool {
-        !self.is_new.is_empty()
+        !self.new_clusters.is_empty()
     }
 
     /// Returns for each cluster whether it holds a refcount block.
