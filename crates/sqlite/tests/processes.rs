@@ -55,16 +55,18 @@ fn killed_writers_lose_nothing_that_they_committed() {
         let mut writer =
             child_test!(writer).env(WRITER, &test.file).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(writer.stdout.take().unwrap()).lines();
-        let mut committed = 0;
-        let mut next = |lines: &mut dyn Iterator<Item = std::io::Result<String>>| {
+        let next = |lines: &mut dyn Iterator<Item = std::io::Result<String>>| {
             let line = lines.next()?.ok()?;
-            if let Some((_, number)) = line.split_once("committed ") {
-                committed = number.parse::<i64>().unwrap();
-            }
-            Some(committed)
+            let number = line.split_once("committed ").map(|(_, number)| number.parse::<i64>());
+            Some(number.map_or(0, Result::unwrap))
         };
         // At least one, then after some time.
-        while next(&mut lines).is_some_and(|committed| committed <= total) {}
+        let mut last = total;
+        while last == total
+            && let Some(committed) = next(&mut lines)
+        {
+            last = committed.max(last);
+        }
         if run == 0 {
             let second = Connection::open(test.uri("app.db")).unwrap();
             second.busy_timeout(Duration::ZERO).unwrap();
@@ -77,7 +79,6 @@ fn killed_writers_lose_nothing_that_they_committed() {
         );
         writer.kill().unwrap();
         writer.wait().unwrap();
-        let mut last = total;
         while let Some(committed) = next(&mut lines) {
             last = committed.max(last);
         }
