@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::Draconis;
+use draconis_testkit::judge;
 
 /// A volume and a host directory with the same files.
 struct VolumeAndHostDir {
@@ -63,8 +64,7 @@ impl VolumeAndHostDir {
     }
 
     fn run_e2fsck(&self) {
-        let output = Command::new("e2fsck").arg("-fn").arg(&self.image).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        judge::assert_fsck_clean(&self.image);
     }
 
     fn list_tree(&self) -> BTreeMap<String, String> {
@@ -341,8 +341,7 @@ fn acls_and_xattr_names_round_trip() {
                 draconis.run_ok(["format", "-t", "ext4", "--force", shown, "16M"]);
                 draconis.run_ok(["untar", "-f", from, shown]);
             }
-            let output = Command::new("e2fsck").args(["-fn", shown]).output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+            judge::assert_fsck_clean(shown);
             let into = tempfile::tempdir().unwrap();
             run_shell(into.path(), &format!("'{program}' tar '{shown}' | tar {gnu} -xp"));
             let found = dump_acls_and_xattrs(into.path());
@@ -357,9 +356,7 @@ fn acls_and_xattr_names_round_trip() {
                 false => assert_eq!(found, wanted, "{from}"),
             }
             // An ACL equal to the mode is not stored.
-            let request = ["-R", "ea_list plain", shown];
-            let said = Command::new("debugfs").args(request).output().unwrap();
-            let said = String::from_utf8_lossy(&said.stdout).into_owned();
+            let said = judge::debugfs(shown, "ea_list plain");
             assert!(!said.contains("posix_acl"), "{said}");
         }
     }
@@ -397,8 +394,7 @@ fn large_xattrs_use_ea_inodes() {
         for path in ["f", "d", "d/g", "p"] {
             for (name, wanted) in [("big", value("b", 9000)), ("half", value("h", 3000))] {
                 let request = format!("ea_get -f {} {path} user.{name}", out.display());
-                let debugfs = ["-R", &request, image];
-                assert!(Command::new("debugfs").args(debugfs).output().unwrap().status.success());
+                judge::debugfs(image, &request);
                 let found = std::fs::read_to_string(&out).unwrap();
                 assert_eq!(found, wanted, "{options}: {path}");
                 std::fs::remove_file(&out).unwrap();

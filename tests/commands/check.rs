@@ -1,9 +1,9 @@
 //! Output and exit statuses of `draconis check`.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use crate::common::{Draconis, mke2fs};
+use draconis_testkit::judge::{debugfs_write, e2fsck};
 
 fn make_image(draconis: &Draconis, arguments: &[&str]) -> PathBuf {
     let tree = draconis.make_dir("tree/below");
@@ -13,18 +13,12 @@ fn make_image(draconis: &Draconis, arguments: &[&str]) -> PathBuf {
     image
 }
 
-fn debugfs(image: &Path, request: &str) {
-    let output = Command::new("debugfs").args(["-w", "-R", request]).arg(image).output();
-    assert!(output.expect("debugfs of e2fsprogs is needed").status.success());
-}
-
 #[test]
 fn clean_summary_matches_e2fsck() {
     let draconis = Draconis::new();
     let image = make_image(&draconis, &["-t", "ext2", "-L", "demo"]);
     let said = draconis.run_ok(["check", image.to_str().unwrap()]);
-    let theirs = Command::new("e2fsck").arg("-fn").arg(&image).output().unwrap();
-    let theirs = String::from_utf8(theirs.stdout).unwrap();
+    let theirs = e2fsck("-fn", &image).stdout;
     let (files, blocks) = said.trim().split_once(" files, ").unwrap();
     assert!(theirs.contains(&format!("{files} files")), "{said} {theirs}");
     assert!(theirs.contains(blocks) && said.lines().count() == 1, "{said} {theirs}");
@@ -34,7 +28,7 @@ fn clean_summary_matches_e2fsck() {
 fn damaged_volume_exits_with_4_and_lists_problems() {
     let draconis = Draconis::new();
     let image = make_image(&draconis, &["-t", "ext2", "-L", "demo"]);
-    debugfs(&image, "set_inode_field /below/file links_count 3");
+    debugfs_write(&image, "set_inode_field /below/file links_count 3");
     let output = draconis.run(["check", image.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(4));
     let said = String::from_utf8(output.stdout).unwrap();

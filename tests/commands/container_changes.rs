@@ -519,7 +519,7 @@ fn internal_snapshot_keeps_old_contents() {
         let line =
             [&["convert", "-O", "raw"], snapshot, &[path_str(&image), path_str(&state)]].concat();
         run_and_capture("qemu-img", &line);
-        run_and_capture("e2fsck", &["-fn", path_str(&state)]);
+        draconis_testkit::judge::assert_fsck_clean(&state);
         assert_eq!(draconis.run_ok(["ls", path_str(&state)]).contains("file"), is_kept);
         assert_eq!(std::fs::read(&state).unwrap() == std::fs::read(&raw).unwrap(), is_kept);
     }

@@ -185,7 +185,7 @@ fn format_keeps_fixed_vhd_footer() {
                 .args([&image, &raw]),
         );
         assert!(std::fs::read(&raw).unwrap() == bytes[..32 << 20]);
-        run_and_capture(Command::new("e2fsck").arg("-fn").arg(&raw));
+        draconis_testkit::judge::assert_fsck_clean(&raw);
     }
     let told = draconis.run_failing(["format", "--force", shown, "64M"]);
     assert!(told.contains("has only 32.0 MiB"), "{told}");
@@ -197,7 +197,7 @@ fn format_keeps_fixed_vhd_footer() {
     // A format requested by name replaces it.
     draconis.run_ok(["format", "--force", "--image-format", "raw", shown, "64M"]);
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 64 << 20);
-    run_and_capture(Command::new("e2fsck").arg("-fn").arg(&image));
+    draconis_testkit::judge::assert_fsck_clean(&image);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::common::{
     Draconis, FileProperties, IgnoredProperties, KernelMount, assert_same_trees, is_root,
     make_odd_tree, scan_tree,
 };
+use draconis_testkit::judge::{self, assert_fsck_clean};
 use serde_json::Value;
 
 /// A new empty volume, and the commands that change it.
@@ -52,7 +53,7 @@ impl TestImage {
 
     fn run_and_check(&self, line: &[&str]) {
         self.draconis.run_ok(self.expand_arguments(line));
-        run_e2fsck(&self.path);
+        assert_fsck_clean(&self.path);
     }
 
     /// Runs a command that must be refused without changing files.
@@ -60,7 +61,7 @@ impl TestImage {
         let before = self.list_tree();
         let said = self.draconis.run_failing(self.expand_arguments(line));
         assert!(said.contains(why), "{said}");
-        run_e2fsck(&self.path);
+        assert_fsck_clean(&self.path);
         assert_eq!(self.list_tree(), before);
     }
 
@@ -85,9 +86,7 @@ impl TestImage {
 
     /// Returns the output of `debugfs`.
     fn debugfs(&self, request: &str) -> String {
-        let output =
-            Command::new("debugfs").args(["-R", request]).arg(&self.path).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        judge::debugfs(&self.path, request)
     }
 
     /// Creates a host file.
@@ -118,11 +117,6 @@ impl TestImage {
 /// Comparison without access times, inode numbers and block counts.
 fn ignore_uncopied_properties() -> IgnoredProperties {
     IgnoredProperties { what_a_copy_loses: true, fractions: !is_root() }
-}
-
-fn run_e2fsck(image: &Path) {
-    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// The odd tree with a smaller sparse file, which is faster to compare than 5 GiB.
@@ -214,7 +208,7 @@ fn put_stdin_is_atomic() {
         // A command that refuses does not read its input.
         let _ = child.stdin.take().unwrap().write_all(bytes);
         let output = child.wait_with_output().unwrap();
-        run_e2fsck(&image.path);
+        assert_fsck_clean(&image.path);
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let bytes: Vec<u8> = (0..3_000_000u32).map(|nth| (nth / 7) as u8).collect();
@@ -273,7 +267,7 @@ fn untar_preserves_everything() {
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        run_e2fsck(&image.path);
+        assert_fsck_clean(&image.path);
         assert_same_trees(&image.kernel_view("a/b"), &tree_at(&tree));
     }
 }
@@ -371,8 +365,7 @@ fn mkdir_mv_ln_rm_change_names() {
 fn rm_frees_all_space() {
     let image = TestImage::new(&["-b", "1024"], "64M");
     let free = || {
-        let said = Command::new("dumpe2fs").arg("-h").arg(&image.path).output().unwrap();
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let said = judge::dumpe2fs(&["-h"], &image.path);
         let lines = said.lines().filter(|line| line.starts_with("Free "));
         lines.map(str::to_string).collect::<Vec<_>>()
     };
@@ -495,7 +488,7 @@ fn copies_inside_and_between_volumes() {
         image.format_image(&other, &["-b", "4096"], "64M");
         let to = format!("{}:/", other.display());
         image.run_and_check(&["cp", "-a", ":/tree", &to]);
-        run_e2fsck(&other);
+        assert_fsck_clean(&other);
         let other = TestImage { path: other, ..image };
         assert_same_trees(&other.kernel_view("tree"), &tree_at(&tree));
     }
@@ -562,7 +555,7 @@ fn grow_extends_volume_and_file() {
         let before = len(&image.path);
         let said = image.draconis.run_failing(["grow", path, size]);
         assert!(said.contains(why) && len(&image.path) == before, "{said}");
-        run_e2fsck(&image.path);
+        assert_fsck_clean(&image.path);
     };
     refused("32M", "draconis shrink makes it smaller");
     refused("64T", "can grow to");
@@ -575,7 +568,7 @@ fn grow_extends_volume_and_file() {
     assert_eq!(len(&inside), 81 << 20);
     let cut = image.draconis.path("cut");
     std::fs::write(&cut, &std::fs::read(&inside).unwrap()[1 << 20..]).unwrap();
-    run_e2fsck(&cut);
+    assert_fsck_clean(&cut);
 }
 
 #[test]
@@ -588,12 +581,12 @@ fn shrink_truncates_volume_and_file() {
     let len = |path: &Path| std::fs::metadata(path).unwrap().len();
     image.run_and_check(&["shrink", "--progress", "always", path, "20000"]);
     assert_eq!(len(&image.path), 20_000 << 10);
-    run_e2fsck(&image.path);
+    assert_fsck_clean(&image.path);
     let refused = |arguments: &[&str], why: &str| {
         let before = len(&image.path);
         let said = image.draconis.run_failing([&["shrink", path][..], arguments].concat());
         assert!(said.contains(why) && len(&image.path) == before, "{said}");
-        run_e2fsck(&image.path);
+        assert_fsck_clean(&image.path);
     };
     refused(&["1M"], "can shrink to");
     refused(&["32M"], "draconis grow makes it larger");
@@ -601,7 +594,7 @@ fn shrink_truncates_volume_and_file() {
     image.run_and_check(&["shrink", "--min", path]);
     let least = len(&image.path);
     assert!(least < 9 << 20, "{least}");
-    run_e2fsck(&image.path);
+    assert_fsck_clean(&image.path);
     // A second run changes nothing, and prints the size.
     let said = image.draconis.run_ok(["shrink", path]);
     assert!(said.contains(&format!("{least} bytes")), "{said}");
@@ -612,10 +605,10 @@ fn shrink_truncates_volume_and_file() {
     image_of_groups.run_and_check(&["put", file.to_str().unwrap(), ":/file"]);
     image_of_groups.run_and_check(&["shrink", path_of_groups]);
     let least = len(&image_of_groups.path);
-    run_e2fsck(&image_of_groups.path);
+    assert_fsck_clean(&image_of_groups.path);
     image_of_groups.run_and_check(&["shrink", "--min", path_of_groups]);
     assert_eq!(len(&image_of_groups.path), least);
-    run_e2fsck(&image_of_groups.path);
+    assert_fsck_clean(&image_of_groups.path);
     assert_eq!(image.list_tree(), before);
     // Data behind the volume in a larger file stays.
     let longer = image.draconis.path("longer");
@@ -647,14 +640,14 @@ fn tune_matches_tune2fs() {
         path,
     ]);
     image.run_and_check(&["tune", "-c", "-1", "-i", "6m", "-J", "size=4", path]);
-    run_e2fsck(&image.path);
+    assert_fsck_clean(&image.path);
     let told = image.draconis.run_ok(["info", path]);
     for expected in ["tuned", uuid, "has_journal", "ext3"] {
         assert!(told.contains(expected), "{expected}: {told}");
     }
     image.run_and_check(&["tune", "-O", "^has_journal,dir_index,large_file", path]);
     image.run_and_check(&["tune", path]);
-    run_e2fsck(&image.path);
+    assert_fsck_clean(&image.path);
     assert_eq!(image.list_tree(), before);
     image.run_and_check(&[
         "tune",
@@ -665,9 +658,9 @@ fn tune_matches_tune2fs() {
         "usrquota,prjquota",
         path,
     ]);
-    run_e2fsck(&image.path);
+    assert_fsck_clean(&image.path);
     image.run_and_check(&["tune", "-O", "^orphan_file,^has_journal", "-Q", "^usrquota", path]);
-    run_e2fsck(&image.path);
+    assert_fsck_clean(&image.path);
     for (options, why) in [
         (&["-m", "51"][..], "0 to 50 percent"),
         (&["-U", "x"], "a UUID, random"),
@@ -681,7 +674,7 @@ fn tune_matches_tune2fs() {
         let said = image.draconis.run_failing([&["tune"][..], options, &[path]].concat());
         assert!(said.contains(why), "{said}");
     }
-    run_e2fsck(&image.path);
+    assert_fsck_clean(&image.path);
 }
 
 /// Takes 11 s, the time that MMP waits for other hosts.
@@ -690,12 +683,11 @@ fn volumes_with_mmp_are_changed() {
     let image = TestImage::new(&["-t", "ext4", "-b", "1024"], "32M");
     let path = image.path.to_str().unwrap();
     image.run_and_check(&["tune", "-O", "mmp", "-E", "mmp_update_interval=1", path]);
-    run_e2fsck(&image.path);
+    assert_fsck_clean(&image.path);
     let file = image.create_host_file("file", &[7; 300_000]);
     image.run_and_check(&["put", file.to_str().unwrap(), ":/file"]);
-    run_e2fsck(&image.path);
-    let said = Command::new("dumpe2fs").args(["-h", path]).output().unwrap();
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert_fsck_clean(&image.path);
+    let said = judge::dumpe2fs(&["-h"], path);
     assert!(said.contains("mmp_sequence: 0xff4d4d50"), "{said}");
     assert!(image.list_tree().contains("300000"), "{}", image.list_tree());
 }
@@ -740,7 +732,7 @@ fn full_volume_reports_no_space_and_stays_clean() {
         ":/",
     ]));
     assert!(said.contains("no space left") && said.contains("larger volume"), "{said}");
-    run_e2fsck(&image.path);
+    assert_fsck_clean(&image.path);
     image.run_and_check(&["rm", "-r", ":/many"]);
     assert_eq!(image.list_names("/"), ["lost+found"]);
 }
@@ -770,10 +762,8 @@ fn killed_command_leaves_clean_volume() {
         draconis_testkit::wait::pause("the kill comes at any moment", whole * nth / 12);
         put.kill().unwrap();
         put.wait().unwrap();
-        let mended = Command::new("e2fsck").arg("-fp").arg(&image.path).output().unwrap();
-        let status = mended.status.code().unwrap();
-        assert!(status <= 1, "{status}: {}", String::from_utf8_lossy(&mended.stdout));
-        run_e2fsck(&image.path);
+        judge::assert_preens(&image.path, "a killed put");
+        assert_fsck_clean(&image.path);
         let there = image.list_names("/").contains(&"x".to_string());
         cut_off += u32::from(there && image.list_names("/x").len() < 2030);
         image.run_and_check(&["rm", "-rf", ":/x"]);

@@ -13,6 +13,7 @@ use crate::common::{
     is_installed, is_root, make_odd_tree, mke2fs, report_skipped, scan_tree,
 };
 use draconis_device::Random;
+use draconis_testkit::judge::{self, assert_fsck_clean};
 
 /// Comparison without access times, inode numbers and block counts.
 fn ignore_uncopied_properties() -> IgnoredProperties {
@@ -25,11 +26,6 @@ fn small_odd_tree(top: &Path) {
     let sparse = std::fs::File::options().write(true).open(top.join("sparse")).unwrap();
     sparse.set_len(70 << 20).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&sparse, b"near the end", 69 << 20).unwrap();
-}
-
-fn run_e2fsck(image: &Path) {
-    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// Describes the tree in a volume as the kernel shows it; without root, as `draconis get` does.
@@ -82,13 +78,13 @@ fn format_from_directory() {
         command.extend(arguments);
         command.push(image.to_str().unwrap());
         draconis.run_ok(&command);
-        run_e2fsck(&image);
+        assert_fsck_clean(&image);
         assert_same_trees(&volume_tree(&draconis, &image), &expected);
         std::fs::remove_file(&image).unwrap();
     }
     let size = ["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap(), "100M"];
     draconis.run_ok(size);
-    run_e2fsck(&image);
+    assert_fsck_clean(&image);
     assert_eq!(image.metadata().unwrap().len(), 100 << 20);
     let holes = std::os::unix::fs::MetadataExt::blocks(&image.metadata().unwrap());
     assert!(holes < (20 << 20) / 512, "{holes} sectors");
@@ -117,7 +113,7 @@ fn format_from_directory_for_every_type() {
         command.extend(arguments);
         command.push(image.to_str().unwrap());
         draconis.run_ok(&command);
-        run_e2fsck(&image);
+        assert_fsck_clean(&image);
         assert_same_trees(&volume_tree(&draconis, &image), &expected);
         let info = draconis.run_ok(["info", image.to_str().unwrap()]);
         assert!(info.contains(shown), "{info}");
@@ -154,7 +150,7 @@ fn unsupported_features_are_refused_by_name() {
     let output = draconis.run(["format", "-t", "ext4", image.to_str().unwrap(), "1M"]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("too small for a journal"), "{text}");
-    run_e2fsck(&image);
+    assert_fsck_clean(&image);
 }
 
 #[test]
@@ -173,7 +169,7 @@ fn every_archive_format_gives_same_volume() {
     ] {
         create_archive(&tree, arguments, &tar);
         draconis.run_ok([OsStr::new("format"), OsStr::new("--from"), tar.as_ref(), image.as_ref()]);
-        run_e2fsck(&image);
+        assert_fsck_clean(&image);
         assert_same_trees(&volume_tree(&draconis, &image), &expected);
         std::fs::remove_file(&image).unwrap();
     }
@@ -194,7 +190,7 @@ fn every_archive_format_gives_same_volume() {
     let without = IgnoredProperties { what_a_copy_loses: true, fractions: true };
     create_archive(&plain, &["--format=gnu", "--sparse"], &tar);
     draconis.run_ok([OsStr::new("format"), OsStr::new("--from"), tar.as_ref(), image.as_ref()]);
-    run_e2fsck(&image);
+    assert_fsck_clean(&image);
     let (mut found, mut expected) = (volume_tree(&draconis, &image), scan_tree(&plain, without));
     expected.remove(Path::new(""));
     for seen in found.values_mut() {
@@ -253,7 +249,7 @@ fn compressed_stdin_is_accepted() {
         let image = draconis.path(tool);
         let output = format_from_stdin(&draconis, &packed, &image);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        run_e2fsck(&image);
+        assert_fsck_clean(&image);
         images.push(std::fs::read(&image).unwrap());
         if tool != "cat" {
             let output = format_from_stdin(&draconis, &packed[..packed.len() / 2], &image);
@@ -290,7 +286,7 @@ fn a_damaged_archive_is_refused_without_a_panic() {
         assert!(matches!(output.status.code(), Some(0 | 1)), "{said}");
         assert!(!said.contains("panicked"), "{said}");
         if output.status.success() {
-            run_e2fsck(&image);
+            assert_fsck_clean(&image);
         }
     }
 }
@@ -341,7 +337,7 @@ fn existing_contents_are_not_overwritten_without_force() {
     assert!(said.contains("no room") && said.contains("SIZE"), "{said}");
     assert!(std::fs::read(&image).unwrap() == before);
     draconis.run_ok(["format", "--force", "-L", "second", name]);
-    run_e2fsck(&image);
+    assert_fsck_clean(&image);
     assert!(draconis.run_ok(["info", name]).contains("second"));
     for (arguments, said) in [
         (&["-t", "ext5", name, "1M"][..], "ext5"),
@@ -360,7 +356,7 @@ fn existing_contents_are_not_overwritten_without_force() {
         let found = draconis.run_failing(&all);
         assert!(found.contains(said), "{found}");
     }
-    run_e2fsck(&image);
+    assert_fsck_clean(&image);
     // Read-only file system images of others are recognised, too.
     let mut foreign = vec![0; 1 << 20];
     foreign[..4].copy_from_slice(b"XFSB");
@@ -406,14 +402,13 @@ fn layout_matches_mke2fs() {
         let both: Vec<&str> = common.iter().chain(arguments).copied().collect();
         mke2fs(&theirs, None, &both, size);
         let dump = |image: &Path| {
-            let output = Command::new("dumpe2fs").arg(image).output().unwrap();
-            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let text = judge::dumpe2fs(&[], image);
             let dated = ["created:", "write time:", "checked:"];
             let lines = text.lines().filter(|line| !dated.iter().any(|word| line.contains(word)));
             lines.collect::<Vec<_>>().join("\n")
         };
         assert_eq!(dump(&ours), dump(&theirs));
-        run_e2fsck(&ours);
+        assert_fsck_clean(&ours);
         std::fs::remove_file(&ours).unwrap();
         std::fs::remove_file(&theirs).unwrap();
     }
@@ -451,7 +446,7 @@ fn archive_owners_are_set_without_root() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    run_e2fsck(&image);
+    assert_fsck_clean(&image);
     assert_same_trees(&volume_tree(&draconis, &image), &expected);
 }
 
@@ -466,7 +461,7 @@ fn root_of_empty_volume_belongs_to_user() {
     };
     let own = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     draconis.run_ok(["format", draconis.path("own").to_str().unwrap(), "1M"]);
-    run_e2fsck(&draconis.path("own"));
+    assert_fsck_clean(&draconis.path("own"));
     assert_eq!(owner("own"), own);
     if !is_root() || !is_installed("setpriv") {
         report_skipped("becoming another user needs root and setpriv");
@@ -506,7 +501,7 @@ fn root_of_empty_volume_belongs_to_user() {
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        run_e2fsck(&draconis.path(name));
+        assert_fsck_clean(&draconis.path(name));
         assert_eq!(owner(name), expected, "{name}");
     }
 }
@@ -547,7 +542,7 @@ fn recognised_contents_are_not_overwritten() {
     let after = std::fs::read(&disk).unwrap();
     assert!(after[..21 << 20] == before[..21 << 20] && after[41 << 20..] == before[41 << 20..]);
     std::fs::write(draconis.path("part"), &after[21 << 20..41 << 20]).unwrap();
-    run_e2fsck(&draconis.path("part"));
+    assert_fsck_clean(&draconis.path("part"));
     // In the middle of a volume.
     let part = draconis.path("part");
     let part = part.to_str().unwrap();
@@ -557,10 +552,10 @@ fn recognised_contents_are_not_overwritten() {
     let file = std::fs::File::options().write(true).open(part).unwrap();
     file.set_len(40 << 20).unwrap();
     draconis.run_ok(["format", "-t", "ext4", "--offset", "20M", part]);
-    run_e2fsck(Path::new(part));
+    assert_fsck_clean(Path::new(part));
     let whole = std::fs::read(part).unwrap();
     std::fs::write(draconis.path("second"), &whole[20 << 20..]).unwrap();
-    run_e2fsck(&draconis.path("second"));
+    assert_fsck_clean(&draconis.path("second"));
     // Compressed data is never overwritten.
     let packed = draconis.path("packed");
     let before = std::fs::read(&packed).unwrap();
@@ -600,7 +595,7 @@ fn mke2fs_option_letters_have_same_meaning() {
     let info = |line: &[&str]| -> serde_json::Value {
         let said = draconis.run_ok([&["format", "-F"], line].concat());
         assert!(said.is_empty(), "{said}");
-        run_e2fsck(&image);
+        assert_fsck_clean(&image);
         serde_json::from_str(&draconis.run_ok(["info", "--json", name])).unwrap()
     };
     // A volume sized for its tree has free space, as the help says.

@@ -176,8 +176,8 @@ fn run_page_examples(is_selected: impl Fn(&str) -> bool) -> usize {
             ran += 1;
         }
         for image in ["disk.img", "other.img"] {
-            let output = Command::new("e2fsck").arg("-fn").arg(dir.join(image)).output().unwrap();
-            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stdout));
+            let run = draconis_testkit::judge::e2fsck("-fn", dir.join(image));
+            assert!(run.is_success(), "{name}: {}", run.output());
         }
         std::fs::remove_dir_all(dir).unwrap();
     }

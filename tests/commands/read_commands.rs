@@ -407,8 +407,7 @@ fn info_agrees_with_dumpe2fs() {
     let info: serde_json::Value =
         serde_json::from_str(&draconis.run_ok(["info", "--json", image.to_str().unwrap()]))
             .unwrap();
-    let output = Command::new("dumpe2fs").arg("-h").arg(&image).output().unwrap();
-    let theirs = String::from_utf8_lossy(&output.stdout).into_owned();
+    let theirs = draconis_testkit::judge::dumpe2fs(&["-h"], &image);
     let field = |name: &str| {
         let line = theirs.lines().find(|line| line.starts_with(name)).unwrap();
         line[name.len()..].trim().to_string()

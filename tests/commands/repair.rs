@@ -1,18 +1,12 @@
 //! `draconis repair`: what it shows, writes and takes back; its exit statuses.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::common::{Draconis, mke2fs};
-
-fn debugfs(image: &Path, request: &str) {
-    let output = Command::new("debugfs").args(["-w", "-R", request]).arg(image).output();
-    assert!(output.expect("debugfs of e2fsprogs is needed").status.success());
-}
+use draconis_testkit::judge::{debugfs_write, e2fsck};
 
 fn e2fsck_is_silent(image: &Path) -> bool {
-    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
-    output.status.code() == Some(0)
+    e2fsck("-fn", image).is_success()
 }
 
 /// A volume with a file whose name is gone, and one whose link count is wrong.
@@ -22,8 +16,8 @@ fn damaged_image(draconis: &Draconis, kind: &str) -> PathBuf {
     std::fs::write(tree.join("large"), vec![7; 100_000]).unwrap();
     let image = draconis.path(&format!("{kind}.img"));
     mke2fs(&image, Some(&draconis.path("tree")), &["-t", kind, "-L", "demo"], "8M");
-    debugfs(&image, "set_inode_field /below/large links_count 3");
-    debugfs(&image, "unlink /below/letter");
+    debugfs_write(&image, "set_inode_field /below/large links_count 3");
+    debugfs_write(&image, "unlink /below/letter");
     image
 }
 
@@ -81,7 +75,7 @@ fn safe_repairs_are_told_from_others() {
 
     let other = draconis.path("safe.img");
     mke2fs(&other, Some(&draconis.path("tree")), &["-t", "ext4"], "8M");
-    debugfs(&other, "set_inode_field /below/large links_count 3");
+    debugfs_write(&other, "set_inode_field /below/large links_count 3");
     let made = draconis.run(["repair", "-p", "--json", other.to_str().unwrap()]);
     assert_eq!(made.status.code(), Some(1), "{made:?}");
     let said: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();

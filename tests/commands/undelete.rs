@@ -6,11 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::{Draconis, mke2fs};
-
-fn debugfs(image: &Path, request: &str) {
-    let output = Command::new("debugfs").args(["-w", "-R", request]).arg(image).output();
-    assert!(output.expect("debugfs of e2fsprogs is needed").status.success());
-}
+use draconis_testkit::judge::debugfs_write;
 
 /// Makes an ext2 volume of which debugfs deleted everything but a file. It leaves the maps.
 fn make_image(draconis: &Draconis) -> (PathBuf, BTreeMap<String, Vec<u8>>) {
@@ -30,9 +26,9 @@ fn make_image(draconis: &Draconis) -> (PathBuf, BTreeMap<String, Vec<u8>>) {
         std::time::Duration::from_millis(1100),
     );
     for path in ["docs/a.txt", "docs/b.txt", "docs/old/c.txt"] {
-        debugfs(&image, &format!("rm {path}"));
+        debugfs_write(&image, &format!("rm {path}"));
     }
-    debugfs(&image, "rmdir docs/old");
+    debugfs_write(&image, "rmdir docs/old");
     (image, files)
 }
 
@@ -119,7 +115,7 @@ fn unsure_and_overwritten_files_are_named() {
     let big = draconis.path("big");
     // A new file gets blocks of the deleted ones, then nothing proves what the others hold.
     std::fs::write(&big, vec![9; 30_000]).unwrap();
-    debugfs(&image, &format!("write {} big", big.display()));
+    debugfs_write(&image, &format!("write {} big", big.display()));
     let text = image.to_str().unwrap();
     let out = draconis.make_dir("out");
     let output = draconis.run(["undelete", text, "*.txt", out.to_str().unwrap()]);
@@ -137,7 +133,7 @@ fn unsure_and_overwritten_files_are_named() {
 fn overwrite_in_part(draconis: &Draconis, image: &Path) {
     let big = draconis.path("big");
     std::fs::write(&big, vec![9; 30_000]).unwrap();
-    debugfs(image, &format!("write {} big", big.display()));
+    debugfs_write(image, &format!("write {} big", big.display()));
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use draconis_device::Random;
+pub use draconis_testkit::judge::mke2fs;
 use draconis_testkit::wait::wait_for;
 pub use draconis_testkit::wait::wait_until;
 pub use draconis_testkit::{report_skipped, unmount_and_wait};
@@ -192,17 +193,6 @@ pub fn has_tool(test: &str, program: &str) -> bool {
 pub fn is_installed(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     found.is_ok_and(|output| output.status.success())
-}
-
-/// Creates a volume with `mke2fs` from the files in `from`.
-pub fn mke2fs(image: &Path, from: Option<&Path>, arguments: &[&str], size: &str) {
-    let mut command = Command::new("mke2fs");
-    command.args(["-q", "-F"]).args(arguments);
-    if let Some(from) = from {
-        command.arg("-d").arg(from);
-    }
-    let output = command.arg(image).arg(size).output().expect("mke2fs of e2fsprogs is needed");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// A mount of an image by the kernel's driver.

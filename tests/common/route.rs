@@ -117,7 +117,5 @@ pub fn with_simulated_mount(rooms_bytes: usize, test: impl FnOnce(&mut ScriptedK
         drop(tree);
         service.join().unwrap();
     });
-    let checked =
-        std::process::Command::new("e2fsck").arg("-fn").arg(image.path()).output().unwrap();
-    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    draconis_testkit::judge::assert_fsck_clean(image.path());
 }

@@ -86,9 +86,7 @@ impl MountedVolume {
 
 /// Runs `e2fsck -fn`, which must report nothing.
 pub fn run_e2fsck(image: &Path) {
-    let output = Command::new("e2fsck").args(["-fn"]).arg(image).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}");
+    let said = draconis_testkit::judge::assert_fsck_clean(image);
     // Remarks are not damage, but are not accepted either.
     let remarks = said.lines().filter(|line| line.ends_with("? no") || line.contains("WARNING"));
     assert_eq!(remarks.count(), 0, "{said}");

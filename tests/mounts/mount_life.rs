@@ -359,8 +359,7 @@ fn every_sync_call_writes_to_image() {
         wait_until("the image is free", || draconis.run(["cat", &path]).status.success());
         assert_eq!(draconis.run_ok(["cat", &path]), "durable", "{call} {with}");
         draconis.run_ok(["ls", &format!("{}:/deep/er", image.display())]);
-        let said = Command::new("e2fsck").arg("-fp").arg(&image).output().unwrap();
-        assert!(said.status.code().unwrap() < 2, "{}", String::from_utf8_lossy(&said.stdout));
+        draconis_testkit::judge::assert_preens(&image, call);
         // The kernel detaches the loop device of the mount in its own time.
         let deep = format!("{}:/deep", image.display());
         wait_until("the image is free for a writer", || {
@@ -577,9 +576,7 @@ fn damaged_directory_is_partly_listed() {
     }
     let (shown, tree) = (image.to_str().unwrap(), tree.to_str().unwrap());
     draconis.run_ok(["format", "-b", "1024", "--from", tree, shown]);
-    let mut debugfs = std::process::Command::new("debugfs");
-    let blocks = debugfs.args(["-R", "blocks /d", shown]).output().unwrap().stdout;
-    let blocks = String::from_utf8(blocks).unwrap();
+    let blocks = draconis_testkit::judge::debugfs(&image, "blocks /d");
     let blocks: Vec<usize> = blocks.split_whitespace().map(|n| n.parse().unwrap()).collect();
     assert!(blocks.len() > 8, "{blocks:?}");
     let mut bytes = std::fs::read(&image).unwrap();

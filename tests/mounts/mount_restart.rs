@@ -9,6 +9,7 @@ use crate::common::volume::run_e2fsck;
 use crate::common::{
     Draconis, has_fault_hooks, has_fuse, has_root, mke2fs, stop_process, wait_until,
 };
+use draconis_testkit::judge;
 use rustix::process::{Pid, Signal, kill_process};
 
 fn worker_pid(draconis: &Draconis) -> i64 {
@@ -210,9 +211,8 @@ fn pending_requests_fail_once_without_kernel_resend() {
 
 /// Returns sequence number and node name of the MMP block.
 fn mmp_sequence_and_node(image: &Path) -> (u32, String) {
-    let mut debugfs = Command::new("debugfs");
-    let output = debugfs.args(["-c", "-R", "dump_mmp"]).arg(image).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut debugfs = judge::tool_command("debugfs");
+    let said = judge::try_run(debugfs.args(["-c", "-R", "dump_mmp"]).arg(image)).unwrap().stdout;
     let field = |name: &str| {
         let line = said.lines().find_map(|line| line.strip_prefix(name));
         line.unwrap_or_else(|| panic!("{name}: {said}")).trim_start_matches(':').trim().to_owned()

@@ -1,16 +1,13 @@
 //! Case-insensitive names, compared with e2fsprogs, whose tables are the kernel's.
 
-use crate::common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
 
-use crate::common::{Image, compare, report_skipped};
+use crate::common::{Image, compare, run_tool};
 use draconis_device::Random;
 use draconis_ext::format::casefold;
 use draconis_ext::format::hash::{HashSeed, NameHash};
@@ -28,21 +25,7 @@ fn debugfs_hashes(image: &Image, names: &[String]) -> Option<Vec<u32>> {
     for name in names {
         writeln!(script, "dx_hash -h half_md4 -c -e utf8 {name}").unwrap();
     }
-    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let output = Command::new("debugfs")
-        .arg("-f")
-        .arg(script.path())
-        .arg(image.path())
-        .env("PATH", path)
-        .output();
-    let output = match output {
-        Ok(output) => output,
-        Err(error) => {
-            report_skipped(format_args!("debugfs: {error}"));
-            return None;
-        }
-    };
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = run_tool("debugfs", &["-f", script.path().to_str().unwrap(), image.path()])?;
     let found: Vec<u32> = text
         .split("\nHash of ")
         .skip(1)
@@ -53,7 +36,7 @@ fn debugfs_hashes(image: &Image, names: &[String]) -> Option<Vec<u32>> {
                 .unwrap()
         })
         .collect();
-    assert_eq!(found.len(), names.len(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(found.len(), names.len());
     Some(found)
 }
 
@@ -177,8 +160,8 @@ fn make_casefold_image(arguments: &[&str]) -> Option<Image> {
     let image = Image::make(Some(source.path()), "8M", &all)?;
     ["few", "many"].into_iter().for_each(|name| set_casefold_flag(&image, name));
     // Rebuilds the htree with folded names.
-    common::run_tool("e2fsck", &["-fyD", image.path()])?;
-    common::run_tool("e2fsck", &["-fn", image.path()])?;
+    run_tool("e2fsck", &["-fyD", image.path()])?;
+    run_tool("e2fsck", &["-fn", image.path()])?;
     Some(image)
 }
 
@@ -235,7 +218,7 @@ fn wrongly_hashed_names_are_found_by_linear_fallback() {
     create_files(&source.path().join("many"), 60);
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "casefold,^has_journal,^metadata_csum"];
     let Some(other) = Image::make(Some(source.path()), "8M", &arguments) else { return };
-    common::run_tool("e2fsck", &["-fyD", other.path()]);
+    run_tool("e2fsck", &["-fyD", other.path()]);
     set_casefold_flag(&other, "many");
     [&image, &other].into_iter().for_each(|image| check_names(&image.open(), "many"));
     for image in [&image, &other] {

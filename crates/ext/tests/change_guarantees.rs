@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::common::{DIRECTORY, FILE, close_and_fsck, fsck_disk, make_disk};
 use crate::common::{Image, run_tool};
 use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 use draconis_ext::{
@@ -24,24 +25,8 @@ fn write_options() -> WriteOptions {
     }
 }
 
-const FILE: NewNode<'_> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-const DIRECTORY: NewNode<'_> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
-
-fn make_disk(size: &str, arguments: &[&str]) -> Option<Arc<MemoryDisk>> {
-    let image = Image::make(None, size, arguments)?;
-    Some(Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512)))
-}
-
 fn open_for_writing(disk: &Arc<MemoryDisk>) -> Volume {
     Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap()
-}
-
-/// Checks the volume with `e2fsck`.
-fn close_and_fsck(disk: Arc<MemoryDisk>) -> Image {
-    let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
-    run_tool("e2fsck", &["-fn", image.path()]);
-    image
 }
 
 fn file_disk(path: &Path) -> Arc<FileDisk> {
@@ -210,7 +195,7 @@ fn open_unlinked_files_stay_readable() {
     assert_eq!(volume.space(), free);
     assert_eq!(volume.create(volume.root(), b"late", &FILE), Err(Error::ReadOnly));
     drop(volume);
-    close_and_fsck(disk);
+    fsck_disk(disk);
 }
 
 #[test]
@@ -227,9 +212,7 @@ fn open_unlinked_files_are_freed_at_next_mount() {
     drop(volume);
     let volume = open_for_writing(&disk);
     assert_eq!(volume.space(), free);
-    volume.close().unwrap();
-    drop(volume);
-    close_and_fsck(disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
@@ -252,12 +235,10 @@ fn orphans_of_other_drivers_are_freed() {
             return;
         }
     }
-    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let disk = image.memory_disk();
     let volume = open_for_writing(&disk);
     assert_eq!(volume.space(), free);
-    volume.close().unwrap();
-    drop(volume);
-    close_and_fsck(disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
@@ -291,9 +272,7 @@ fn operations_over_limits_are_refused_without_changes() {
         }
     }
     assert!(volume.attributes(dir).unwrap().links > before.links);
-    volume.close().unwrap();
-    drop(volume);
-    close_and_fsck(disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
@@ -324,9 +303,7 @@ fn immutable_and_append_flags_are_enforced() {
     volume.set_flags(file, 0).unwrap();
     assert!(matches!(volume.set_flags(file, 0x8_0000), Err(Error::Unsupported { .. })));
     volume.unlink(root, b"file").unwrap();
-    volume.close().unwrap();
-    drop(volume);
-    close_and_fsck(disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
@@ -348,10 +325,8 @@ fn setgid_group_and_large_timestamps_are_kept() {
     };
     let shown = volume.set_attributes(file, &change).unwrap();
     assert_eq!((shown.accessed, shown.modified), (time, time));
-    volume.close().unwrap();
-    drop(volume);
-    let image = close_and_fsck(disk);
-    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let image = close_and_fsck(volume, disk);
+    let disk: Arc<dyn Disk> = image.memory_disk();
     let volume = Volume::open(disk, OpenOptions::default()).unwrap();
     assert_eq!(volume.attributes(file).unwrap().modified, time);
 }
@@ -373,9 +348,7 @@ fn a_full_volume_reuses_freed_space() {
         let empty = AttributeChange { size_bytes: Some(0), ..AttributeChange::default() };
         volume.set_attributes(file, &empty).unwrap();
     }
-    volume.close().unwrap();
-    drop(volume);
-    close_and_fsck(disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
@@ -396,9 +369,7 @@ fn reserved_blocks_are_only_for_superuser() {
     assert!(space.free_blocks > 100);
     fill(ours);
     assert_eq!(volume.space().free_blocks, 0);
-    volume.close().unwrap();
-    drop(volume);
-    close_and_fsck(disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
@@ -441,7 +412,7 @@ fn deep_trees_are_created_and_deleted_in_bounded_chains() {
         }
     }
     assert!(lengths.values().all(|length| *length < 80), "{lengths:?}");
-    close_and_fsck(Arc::new(Arc::into_inner(record).unwrap().into_inner()));
+    fsck_disk(Arc::new(Arc::into_inner(record).unwrap().into_inner()));
 }
 
 #[test]
@@ -484,9 +455,7 @@ fn tmpfile_lives_until_last_close() {
     assert_eq!(volume.link(gone, volume.root(), b"again"), Err(Error::NotFound));
     // An orphan in use is deleted at close.
     unnamed(&volume);
-    volume.close().unwrap();
-    drop(volume);
-    let image = close_and_fsck(disk);
+    let image = close_and_fsck(volume, disk);
     let Some(listed) = run_tool("debugfs", &["-R", "ls -l /", image.path()]) else { return };
     assert!(listed.contains("named true") && listed.contains("named false"), "{listed}");
     assert!(!listed.contains("again"), "{listed}");
@@ -523,9 +492,7 @@ fn rename_with_whiteout_leaves_whiteout() {
     let whiteout =
         volume.rename_with_whiteout(root, b"a0", root, b"dir", RenameMode::Exchange, owner);
     assert!(matches!(whiteout, Err(Error::Misuse(_))), "{whiteout:?}");
-    volume.close().unwrap();
-    drop(volume);
-    close_and_fsck(disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
@@ -551,9 +518,7 @@ fn open_checks_immutable_and_append_flags() {
     assert_eq!(volume.set_flags(file, IMMUTABLE | 0x40), Err(Error::NotPermitted));
     volume.set_flags(file, 0).unwrap();
     assert!(matches!(volume.set_flags(file, 0x0800_0000), Err(Error::Unsupported { .. })));
-    volume.close().unwrap();
-    drop(volume);
-    close_and_fsck(disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
@@ -575,9 +540,7 @@ fn first_change_after_commit_calls_callback() {
         volume.sync().unwrap();
         assert_eq!(volume.uncommitted_changes(), None);
     }
-    volume.close().unwrap();
-    drop(volume);
-    close_and_fsck(disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
@@ -597,7 +560,7 @@ fn orphan_that_damage_keeps_keeps_nothing_else_from_disk() {
         else {
             return;
         };
-        let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+        let disk = image.memory_disk();
         let volume = open_for_writing(&disk);
         for (file, name) in [(broken, &b"broken"[..]), (whole, b"whole")] {
             volume.add_user(file);
@@ -635,7 +598,5 @@ fn data_written_ahead_is_sent_by_another_thread() {
     volume.send_queued().unwrap();
     let visible = (0..10).map(|_| volume.wait_oldest_visible().unwrap());
     assert!(visible.into_iter().any(|was_waiting| !was_waiting));
-    volume.close().unwrap();
-    drop(volume);
-    close_and_fsck(disk);
+    close_and_fsck(volume, disk);
 }

@@ -5,7 +5,6 @@ use crate::common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::common::spoil::{build_small_tree, corrupt_field, metadata_ranges};
@@ -13,6 +12,7 @@ use crate::common::{Image, PreadDisk, tree};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::check::{CheckOptions, Report, check};
 use draconis_ext::{Error, Result};
+use draconis_testkit::judge;
 use draconis_testkit::wait::HangClock;
 
 fn check_image(path: &Path) -> Result<Report> {
@@ -22,10 +22,8 @@ fn check_image(path: &Path) -> Result<Report> {
 
 /// Returns true if `e2fsck -fn` finds nothing, with its output.
 fn e2fsck(path: &Path) -> Option<(bool, String)> {
-    let tools = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let output = Command::new("e2fsck").arg("-fn").arg(path).env("PATH", tools).output().ok()?;
-    let said = [output.stdout, output.stderr].concat();
-    Some((output.status.code() == Some(0), String::from_utf8_lossy(&said).into_owned()))
+    let run = judge::try_run(judge::tool_command("e2fsck").arg("-fn").arg(path)).ok()?;
+    Some((run.is_success(), run.output()))
 }
 
 fn format_problems(report: &Result<Report>) -> String {

@@ -3,14 +3,11 @@
 use std::fs;
 use std::sync::Arc;
 
+use crate::common::FILE;
 use crate::common::storm::write_options;
 use crate::common::{Image, run_tool};
 use draconis_device::{FileDisk, FileOptions};
-use draconis_ext::{NewNode, OpenOptions, Volume};
-use draconis_types::FileType;
-
-const FILE: NewNode<'static> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+use draconis_ext::{OpenOptions, Volume};
 
 /// Adds a fixed hash seed.
 fn with_hash_seed<'a>(arguments: &[&'a str]) -> Vec<&'a str> {

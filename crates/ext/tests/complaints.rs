@@ -6,13 +6,13 @@ use crate::common::repairing;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use crate::common::{Image, PreadDisk};
 use draconis_device::{Disk, MemoryDisk};
 use draconis_ext::check::{CheckOptions, Problem, Report, Severity, What, check};
 use draconis_ext::{Follow, InodeNumber, OpenOptions as Open, Volume};
+use draconis_testkit::judge;
 
 const SUPERBLOCK_AT: usize = 1024;
 const BLOCK_BYTES: usize = 1024;
@@ -134,28 +134,25 @@ fn check_problems_match(name: &str, bytes: &[u8], expected: &[What]) {
     }
     PLANTED_PROBLEMS.lock().unwrap().extend(expected);
     let image = Image::from_bytes(bytes);
-    let tools = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let e2fsck =
-        |how| Command::new("e2fsck").args([how, image.path()]).env("PATH", &tools).output();
+    let e2fsck = |how| judge::try_run(judge::tool_command("e2fsck").args([how, image.path()]));
     let output = e2fsck("-fn");
     let clean = expected.iter().all(|what| what.severity() == Severity::Notice);
     assert_eq!(report.is_clean(), found.iter().all(|it| it.severity() == Severity::Notice));
     if let Ok(output) = output
-        && (output.status.code() == Some(0)) != clean
+        && output.is_success() != clean
     {
-        let said = String::from_utf8_lossy(&output.stdout);
-        wrong.push(format!("{name}: {text:#?}, but e2fsck says:\n{said}"));
+        wrong.push(format!("{name}: {text:#?}, but e2fsck says:\n{}", output.stdout));
     }
     let mended = report.problems.iter().all(Problem::is_preen_ok);
     if let Ok(output) = e2fsck("-fp") {
-        let asked = !matches!(output.status.code(), Some(0 | 1));
+        let asked = !matches!(output.status, Some(0 | 1));
         if asked == mended && (asked || !PREENED_DESPITE_DATA_LOSS.contains(&name)) {
-            let said = String::from_utf8_lossy(&output.stdout);
+            let said = output.stdout;
             wrong.push(format!("{name}: mended {mended}, but e2fsck -fp says:\n{said}"));
         }
         if !asked {
             let again = e2fsck("-fn").unwrap();
-            assert_eq!(again.status.code(), Some(0), "{name}");
+            assert!(again.is_success(), "{name}");
         }
     }
     match repairing::repair(bytes) {

@@ -259,7 +259,7 @@ fn quotas_charge_ea_inodes_to_owners() {
             std::os::unix::fs::chown(&file, Some(nth), Some(nth % 3)).unwrap();
         }
         drop(mount);
-        let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
+        let disk = image.memory_disk();
         let has_projects = features.contains("seed");
         let added = if has_projects { &["project", "quota"][..] } else { &["quota"] };
         let added = added.iter().map(|name| (*name).to_owned()).collect();

@@ -7,33 +7,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::storm::write_options;
+use crate::common::{DIRECTORY, FILE, close_and_fsck};
 use crate::common::{HASH_SEED, Image, compare, report_skipped, run_tool, tree};
 use draconis_device::{MemoryDisk, Random};
 use draconis_ext::format::inode::flags;
 use draconis_ext::{
-    Access, Error, Follow, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume, XattrSet,
+    Access, Error, Follow, InodeNumber, OpenOptions, RenameMode, Reserve, Volume, XattrSet,
 };
 use draconis_types::{AttributeChange, FileType, Refusal};
 
-const FILE: NewNode<'static> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-const DIRECTORY: NewNode<'static> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
-
 fn disk_of_image(image: &Image) -> Arc<MemoryDisk> {
-    Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512))
+    image.memory_disk()
 }
 
 fn open_for_writing(disk: &Arc<MemoryDisk>) -> Volume {
     Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap()
-}
-
-/// Closes the volume and checks it with `e2fsck`.
-fn close_and_fsck(volume: Volume, disk: Arc<MemoryDisk>) -> Image {
-    volume.close().unwrap();
-    drop(volume);
-    let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
-    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some());
-    image
 }
 
 fn inode_number(volume: &Volume, path: &str) -> InodeNumber {

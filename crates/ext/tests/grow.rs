@@ -186,7 +186,7 @@ fn ext3_and_ext4_grow_in_small_steps_and_large_ones() {
         let Some(image) = Image::make(Some(source.path()), "9M", arguments) else { continue };
         if name == &"quota" {
             // mke2fs does not count copied files.
-            let _ = std::process::Command::new("e2fsck").args(["-fy", image.path()]).output();
+            draconis_testkit::judge::e2fsck("-fy", &image.path);
         }
         let mut bytes = std::fs::read(&image.path).unwrap();
         for size in [9 * MIB + 80 * KIB, 12 * MIB, 40 * MIB + 300 * KIB, 100 * MIB] {
@@ -299,7 +299,7 @@ fn kernel_reads_files_and_fills_grown_space() {
         }
         drop(mount);
         assert_fsck_clean(&std::fs::read(&image.path).unwrap(), block);
-        let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+        let disk = image.memory_disk();
         let volume = Volume::open(disk as Arc<dyn Disk>, OpenOptions::default()).unwrap();
         let big = volume.lookup(volume.root(), b"big").unwrap();
         let mut read = vec![0; 48 << 20];

@@ -289,7 +289,7 @@ fn corrupt_volumes_are_grown_or_refused() {
 fn maximum_size_hole_is_cheap() {
     draconis_testkit::in_own_process!();
     let Some(image) = Image::make(None, "16M", &["-b", "65536"]) else { return };
-    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let disk = image.memory_disk();
     let volume =
         Volume::open_for_writing(disk.clone(), exercise::open_options(), write_options()).unwrap();
     let new =
@@ -318,7 +318,7 @@ fn maximum_size_hole_is_cheap() {
     for (field, value) in [("mode", "0100644"), ("size", "281470681743364")] {
         image.debugfs_write(&format!("set_inode_field long {field} {value}"));
     }
-    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let disk = image.memory_disk();
     let clock = HangClock::start();
     let volume = Volume::open_for_writing(disk, exercise::open_options(), write_options()).unwrap();
     let file = volume.lookup(volume.root(), b"long").unwrap();

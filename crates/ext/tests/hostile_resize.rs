@@ -33,7 +33,7 @@ fn base_images() -> &'static [Vec<u8>] {
         ];
         let made = makes.iter().filter_map(|arguments| {
             let image = Image::make(Some(source.path()), "12M", arguments)?;
-            let _ = std::process::Command::new("e2fsck").args(["-fy", image.path()]).output();
+            draconis_testkit::judge::e2fsck("-fy", &image.path);
             Some(std::fs::read(&image.path).unwrap())
         });
         made.collect()

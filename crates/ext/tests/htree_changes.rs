@@ -9,15 +9,11 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use crate::common::storm::write_options;
+use crate::common::{DIRECTORY, FILE};
 use crate::common::{Image, compare, run_tool};
-use draconis_device::{MemoryDisk, Random};
+use draconis_device::Random;
 use draconis_ext::format::inode::flags;
-use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, RenameMode, Volume};
-use draconis_types::FileType;
-
-const FILE: NewNode<'static> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-const DIRECTORY: NewNode<'static> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
+use draconis_ext::{Error, InodeNumber, OpenOptions, RenameMode, Volume};
 
 /// Steps of each walk, and names in use. With folding, a lookup of an absent name scans the whole
 /// directory.
@@ -178,7 +174,7 @@ impl DirectoryWalk<'_> {
 
 /// Applies `change` to an image, and checks it with e2fsck.
 fn change_and_fsck(image: &Image, change: impl FnOnce(&Volume)) -> Image {
-    let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
+    let disk = image.memory_disk();
     let volume =
         Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap();
     change(&volume);

@@ -57,7 +57,7 @@ fn needs_recovery(image: &Image) -> bool {
 }
 
 fn disk_of_image(image: &Image) -> Arc<MemoryDisk> {
-    Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512))
+    image.memory_disk()
 }
 
 fn check_disk(disk: Arc<dyn Disk>) -> check::Report {

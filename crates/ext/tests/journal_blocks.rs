@@ -2,22 +2,20 @@
 //! recorded error of an abort.
 
 use std::fs;
-use std::process::Command;
 use std::sync::Arc;
 
+use crate::common::FILE;
 use crate::common::storm::write_options;
 use crate::common::{Image, run_tool, tree};
 use draconis_device::MemoryDisk;
 use draconis_ext::format::jbd2::blocks::header;
 use draconis_ext::format::jbd2::{self, JournalIncompatible, MAGIC, RawJournalSuperblock};
-use draconis_ext::{BlockLocation, Error, InodeNumber, NewNode, OpenOptions, Volume};
+use draconis_ext::{BlockLocation, Error, InodeNumber, OpenOptions, Volume};
+use draconis_testkit::judge;
 use draconis_testkit::{Event, RecordDisk};
-use draconis_types::FileType;
 
 const BLOCK_BYTES: usize = 1024;
 const SECTOR_BYTES: usize = 512;
-const FILE: NewNode<'_> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
 /// Makes a volume with blocks of 1 KiB and a minimal journal.
 fn make_journaled_image(size: &str, arguments: &[&str]) -> Option<Vec<u8>> {
@@ -118,8 +116,7 @@ fn torn_commit_block_is_whole_or_ignored() {
                     let mut torn = medium.clone();
                     apply_writes(&mut torn, &[(*at, bytes[..SECTOR_BYTES].to_vec())]);
                     let image = Image::from_bytes(&torn);
-                    let said = Command::new("e2fsck").args(["-fp", image.path()]).output().unwrap();
-                    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+                    let said = judge::e2fsck("-fp", &image.path).stdout;
                     assert!(!said.contains("corrupt"), "{sums:?}: commit {commits}: {said}");
                     run_tool("e2fsck", &["-fn", image.path()]).unwrap();
                 }
@@ -236,8 +233,8 @@ fn data_with_journal_magic_is_escaped() {
     }
     assert!(flags > 0 && tags > flags, "{flags} of {tags}");
     let missed = Image::from_bytes(&spoilt);
-    let checked = Command::new("e2fsck").args(["-fy", missed.path()]).output().unwrap();
-    assert_eq!(checked.status.code(), Some(1), "{checked:?}");
+    let checked = judge::e2fsck("-fy", &missed.path);
+    assert_eq!(checked.status, Some(1), "{checked:?}");
 }
 
 /// Damage met during a change aborts the journal and is recorded in it.

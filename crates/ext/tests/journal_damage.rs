@@ -6,9 +6,9 @@
 
 use crate::matrix::ioctl;
 use std::fs::{self, File};
-use std::process::Command;
 use std::sync::Arc;
 
+use crate::common::FILE;
 use crate::common::storm::write_options;
 use crate::common::{Image, report_skipped, tree};
 use draconis_device::{Disk, Group, MemoryDisk, Random, Write};
@@ -16,12 +16,11 @@ use draconis_ext::check::{self, What, check};
 use draconis_ext::format::jbd2::blocks::header;
 use draconis_ext::format::jbd2::{self, RawJournalSuperblock};
 use draconis_ext::{BlockLocation, Error, InodeNumber, NewNode, OpenOptions, Volume};
+use draconis_testkit::judge;
 use draconis_types::Block;
 use draconis_types::FileType;
 
 const BLOCK_BYTES: usize = 1024;
-const FILE: NewNode<'_> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 /// Of the bits behind the first bytes of a block, one in so many is flipped.
 const BIT_SAMPLE_INTERVAL: u64 = 397;
 /// Bytes whose bits are all flipped.
@@ -163,8 +162,7 @@ fn is_damaged(disk: &Arc<MemoryDisk>) -> bool {
 /// Returns true if `e2fsck -fy` reports the journal, with its output.
 fn e2fsck_reports_journal(bytes: &[u8]) -> (bool, String) {
     let image = Image::from_bytes(bytes);
-    let done = Command::new("e2fsck").args(["-fy", image.path()]).output().unwrap();
-    let said = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    let said = judge::e2fsck("-fy", &image.path).output();
     let of_damage = ["checksum error", "was corrupt", "is corrupt", "nvalid", "unknown"];
     let of_journal = |line: &&str| line.contains("ournal") || line.contains("JBD2");
     let is_damage = |line: &str| of_damage.iter().any(|words| line.contains(words));

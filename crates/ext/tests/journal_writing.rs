@@ -7,6 +7,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
+use crate::common::FILE;
 use crate::common::compare::{self, ReferenceTree};
 use crate::common::spoil::{build_small_tree, scaled_rounds};
 use crate::common::storm::{Storm, write_options};
@@ -14,14 +15,12 @@ use crate::common::{Image, run_tool};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::format::jbd2::RawJournalSuperblock;
 use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume, check};
+use draconis_testkit::judge::assert_preens;
 use draconis_testkit::{CrashDisk, CrashOptions, CrashStates, Event, RecordDisk};
 use draconis_types::{AttributeChange, FileType};
 
 /// One state of so many is checked with `e2fsck`.
 const E2FSCK_SAMPLE_INTERVAL: u64 = 60;
-
-const FILE: NewNode<'_> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
 /// Compatible and incompatible features of journals.
 const JOURNAL_FEATURE_SETS: [(u32, u32); 5] = [(0, 0), (1, 0), (0, 8), (0, 0x10), (0, 0x12)];
@@ -72,9 +71,7 @@ fn assert_recovers_clean(left: &Arc<CrashDisk>, sampled: bool, what: &str) {
     }
     if sampled {
         let image = Image::from_bytes(&left.to_bytes());
-        let checked = Command::new("e2fsck").args(["-fp", image.path()]).output().unwrap();
-        let said = String::from_utf8_lossy(&checked.stdout);
-        assert!(matches!(checked.status.code(), Some(0 | 1)), "{what}: {said}");
+        assert_preens(&image.path, what);
         Volume::open_for_writing(disk, OpenOptions::default(), write_options())
             .unwrap()
             .close()

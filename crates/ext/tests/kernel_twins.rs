@@ -245,7 +245,7 @@ fn change_and_compare_twins(
     life: TwinParameters,
 ) -> Option<u32> {
     let mount = theirs.mount_with(life.kernel_mount_options())?;
-    let disk = Arc::new(MemoryDisk::new(fs::read(&ours.path).unwrap(), 512));
+    let disk = ours.memory_disk();
     let volume = open_for_writing(&disk);
     let root = volume.lookup(volume.root(), b"top").unwrap();
     let mut done = 0;

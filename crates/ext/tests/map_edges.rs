@@ -3,31 +3,16 @@
 use std::sync::Arc;
 
 use crate::common::storm::write_options;
-use crate::common::{Image, run_tool};
+use crate::common::{FILE, close_and_fsck, make_disk};
 use draconis_device::MemoryDisk;
-use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, Reserve, Volume};
-use draconis_types::{AttributeChange, FileType};
+use draconis_ext::{Error, InodeNumber, OpenOptions, Reserve, Volume};
+use draconis_types::AttributeChange;
 
-const FILE: NewNode<'_> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 const EXT4: [&str; 8] =
     ["-t", "ext4", "-b", "1024", "-m", "0", "-O", "^metadata_csum,^has_journal"];
 
-fn make_disk(size: &str, arguments: &[&str]) -> Option<Arc<MemoryDisk>> {
-    let image = Image::make(None, size, arguments)?;
-    Some(Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512)))
-}
-
 fn open_for_writing(disk: &Arc<MemoryDisk>) -> Volume {
     Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap()
-}
-
-fn close_and_fsck(volume: Volume, disk: Arc<MemoryDisk>) -> Image {
-    volume.close().unwrap();
-    drop(volume);
-    let image = Image::from_bytes(&Arc::into_inner(disk).unwrap().into_bytes());
-    run_tool("e2fsck", &["-fn", image.path()]);
-    image
 }
 
 /// Writes single blocks to `file` until the volume is full, and frees the last `left` of them.

@@ -8,19 +8,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::common::FILE;
 use crate::common::storm::write_options;
 use crate::common::{Image, run_tool};
-use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
+use draconis_device::{Disk, FileDisk, FileOptions};
 use draconis_ext::grow::GrowPlan;
 use draconis_ext::shrink::ShrinkPlan;
 use draconis_ext::tune::{TuneChanges, tune};
-use draconis_ext::{
-    Error, MmpClaim, MmpClaimOptions, NewNode, OpenOptions, Volume, recover_unmounted,
-};
-use draconis_types::{FileType, Time};
+use draconis_ext::{Error, MmpClaim, MmpClaimOptions, OpenOptions, Volume, recover_unmounted};
+use draconis_types::Time;
 
-const FILE: NewNode<'static> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 
 fn make_mmp_image(features: &str) -> Option<Image> {
@@ -50,7 +47,7 @@ fn dump_mmp_sequence(bytes: &[u8]) -> String {
 fn claimed_volume_is_written_renewed_and_released() {
     for features in ["mmp", "mmp,^metadata_csum"] {
         let Some(image) = make_mmp_image(features) else { return };
-        let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
+        let disk = image.memory_disk();
         let shared: Arc<dyn Disk> = disk.clone();
         let waited = Mutex::new(vec![]);
         let wait = |time: Duration| waited.lock().unwrap().push(time.as_secs());
@@ -82,7 +79,7 @@ fn claimed_volume_is_written_renewed_and_released() {
 #[test]
 fn stale_claims_are_taken_over_and_live_ones_refused() {
     let Some(image) = make_mmp_image("mmp") else { return };
-    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
+    let disk: Arc<dyn Disk> = image.memory_disk();
     // Two hosts at once: the last writer wins.
     let rival = Cell::new(None);
     let first =
@@ -165,7 +162,7 @@ fn kernel_and_draconis_exclude_each_other() {
 fn tool_claim_excludes_others_until_released() {
     for features in ["mmp", "mmp,^metadata_csum"] {
         let Some(image) = make_mmp_image(features) else { return };
-        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
+        let disk: Arc<dyn Disk> = image.memory_disk();
         let how = |wait: &dyn Fn(Duration)| {
             let most_wait = Duration::from_secs(50);
             recover_unmounted(

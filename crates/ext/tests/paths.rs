@@ -6,12 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use draconis_ext::{FileSystem, FileType, MemoryDisk, mkfs};
-
-fn assert_fsck_clean(image: &Path) {
-    let found = std::process::Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
-    let said = String::from_utf8_lossy(&found.stdout).into_owned();
-    assert!(found.status.success(), "{said}{}", String::from_utf8_lossy(&found.stderr));
-}
+use draconis_testkit::judge::assert_fsck_clean;
 
 fn list_names(fs: &FileSystem, path: &str) -> Vec<String> {
     let entries = fs.read_dir(path).unwrap();

@@ -1,14 +1,15 @@
 //! Power loss during changes of an ext2 volume: `e2fsck -p` repairs the result without a question.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::sync::Arc;
 
 use crate::common::spoil::{base_images, scaled_rounds};
 use crate::common::storm::{Storm, write_options};
+use crate::common::{DIRECTORY, FILE};
 use crate::common::{Image, readable_names};
 use draconis_device::{Disk, MemoryDisk, Random};
-use draconis_ext::{InodeNumber, NewNode, OpenOptions, RenameMode, Volume, check};
+use draconis_ext::{InodeNumber, OpenOptions, RenameMode, Volume, check};
+use draconis_testkit::judge::assert_preens;
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
 use draconis_types::FileType;
 
@@ -34,10 +35,7 @@ fn storms_with_power_loss_are_repaired_by_e2fsck() {
         for crash in CrashStates::new(base.clone(), disk.take_events(), options) {
             if random.next_below(E2FSCK_SAMPLE_INTERVAL) == 0 {
                 let image = Image::from_bytes(&crash.disk.to_bytes());
-                let checked = Command::new("e2fsck").args(["-fp", image.path()]).output().unwrap();
-                let said = String::from_utf8_lossy(&checked.stdout);
-                let mended = matches!(checked.status.code(), Some(0 | 1));
-                assert!(mended, "seed {seed}, {:?}: {said}", crash.kind);
+                assert_preens(&image.path, &format!("seed {seed}, {:?}", crash.kind));
             }
         }
     }
@@ -70,10 +68,6 @@ const SCRIPTS: [&str; 23] = [
     "drain full; fill full; mv a/1 full/1",
     "drain deep; fill deep; mv full/kept deep/kept; rm a/1",
 ];
-
-const FILE: NewNode<'_> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-const DIRECTORY: NewNode<'_> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
 
 fn find_dir(volume: &Volume, path: &str) -> InodeNumber {
     let names = path.split('/').filter(|name| !name.is_empty());
@@ -152,7 +146,7 @@ fn power_loss_between_changes_of_one_batch() {
     let open = |disk: Arc<dyn Disk>| {
         Volume::open_for_writing(disk, OpenOptions::default(), write_options()).unwrap()
     };
-    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let disk = image.memory_disk();
     let volume = open(disk.clone());
     run_script(
         &volume,

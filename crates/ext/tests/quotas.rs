@@ -28,7 +28,7 @@ fn open(disk: &Arc<MemoryDisk>) -> Result<Volume> {
 }
 
 fn disk_of_image(image: &Image) -> Arc<MemoryDisk> {
-    Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512))
+    image.memory_disk()
 }
 
 const fn new_node(kind: FileType, uid: u32) -> NewNode<'static> {

@@ -257,8 +257,7 @@ fn files_without_a_name_get_their_removed_one() {
         for path in ["/one/one-2", "/one/one-5", "/other/another-name"] {
             image.debugfs_write(&format!("unlink {path}")).unwrap();
         }
-        let disk: Arc<dyn Disk> =
-            Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+        let disk: Arc<dyn Disk> = image.memory_disk();
         let repair = plan(&disk, &repairing::options(), &|_, _| {}).unwrap();
         assert!(repair.unfixed.is_empty(), "{:?}", repair.unfixed);
         repair.write(&*disk, None, None).unwrap();

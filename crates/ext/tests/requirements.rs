@@ -6,18 +6,17 @@ use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
+use crate::common::FILE;
 use crate::common::storm::write_options;
 use crate::common::{Image, run_tool, tree};
 use draconis_device::MemoryDisk;
 use draconis_ext::grow::{GrowPlan, GrowTarget};
 use draconis_ext::tune::{OfflineError, TuneChanges, tune};
-use draconis_ext::{NewNode, OpenOptions, Volume, XattrSet, mkfs};
-use draconis_types::{FileType, Time};
+use draconis_ext::{OpenOptions, Volume, XattrSet, mkfs};
+use draconis_types::Time;
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const MIB: u64 = 1 << 20;
-const FILE: NewNode<'_> =
-    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 const REVISION_0_OPTIONS: &[&str] = &["-t", "ext2", "-r", "0", "-b", "1024"];
 
 fn make_revision_0_image() -> Option<Vec<u8>> {

@@ -295,7 +295,7 @@ fn adding_checksums_makes_space_in_directories_or_drops_index() {
 fn adding_checksums_keeps_two_level_index() {
     let arguments = ["-t", "ext4", "-b", "1024", "-N", "4000", "-O", "^metadata_csum"];
     let Some(image) = Image::make(None, "16M", &arguments) else { return };
-    let disk = std::sync::Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let disk = image.memory_disk();
     let writing = common::storm::write_options();
     let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing).unwrap();
     let node = |kind| NewNode { kind, mode: 0o755, uid: 0, gid: 0, device: (0, 0), target: b"" };

@@ -491,7 +491,7 @@ fn check_with_kernel(bytes: &[u8]) {
         std::fs::write(dir.join(format!("file {nth}")), vec![nth as u8; nth * 10]).unwrap();
     }
     drop(mount);
-    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let disk = image.memory_disk();
     let volume = open_for_writing(&disk);
     let dir = volume.lookup(volume.root(), b"by the kernel").unwrap();
     for nth in 0..200 {
@@ -516,7 +516,7 @@ fn run_storm(arguments: &[&str], size: &str, seed: u64, steps: u32) {
 
 fn run_storm_with_owners(owners: u64, arguments: &[&str], size: &str, seed: u64, steps: u32) {
     let Some(image) = Image::make(None, size, arguments) else { return };
-    let mut disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let mut disk = image.memory_disk();
     let mut model = VolumeModel { owners, ..VolumeModel::new(seed) };
     for round in 0..4 {
         let volume = open_for_writing(&disk);
@@ -591,7 +591,7 @@ fn long_storms_match_model() {
 #[test]
 fn lookups_in_large_directory_after_deletions() {
     let Some(image) = Image::make(None, "64M", &["-b", "1024", "-N", "70000"]) else { return };
-    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let disk = image.memory_disk();
     let volume = open_for_writing(&disk);
     let new =
         NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
@@ -711,7 +711,7 @@ fn quotas_of_many_users_are_counted() {
     for block in ["1024", "4096"] {
         let arguments = ["-t", "ext4", "-b", block, "-O", "quota", "-N", "4096"];
         let Some(image) = Image::make(None, "64M", &arguments) else { return };
-        let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+        let disk = image.memory_disk();
         let volume = open_for_writing(&disk);
         let mut random = Random::new(7);
         let mut made = Vec::new();

@@ -5,6 +5,7 @@
 //!   FaultDisk                       errors, torn and lost writes, rot, from a seed
 //!   sim                             models of a hard disk and of flash in virtual time
 //!   conform                         what every disk must do
+//!   judge                           e2fsprogs, which judge volumes
 //!   torture                         campaigns over object stores: power cuts, damage, long use
 //!   wait, child, skipped            waits without a clock, processes of tests, what was left out
 //!   first_and_all!                  tests of the first items now, of all later
@@ -19,6 +20,7 @@ pub mod conform;
 mod crash;
 mod fault;
 mod first_and_all;
+pub mod judge;
 mod record;
 pub mod sim;
 mod skipped;

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::common::Draconis;
 use crate::oci::build::{OciLayout, compress, run_and_capture};
-use crate::oci::run_e2fsck;
+use draconis_testkit::judge::assert_fsck_clean;
 
 /// Returns a tar header with contents.
 pub(crate) fn tar_entry(name: &str, kind: u8, target: &str, contents: &[u8]) -> Vec<u8> {
@@ -134,7 +134,7 @@ fn links_cannot_leave_tree() {
     );
     let image = draconis.path("image");
     draconis.run_ok(["format", "--from", &layout.source_spec(""), image.to_str().unwrap()]);
-    run_e2fsck(&image);
+    assert_fsck_clean(&image);
     assert!(!draconis.path("new").exists());
     let inside = format!("{}:{}/new", image.display(), draconis.dir.path().display());
     assert_eq!(draconis.run_ok(["cat", &inside]), "evil");

@@ -12,7 +12,7 @@ use draconis_device::Random;
 use crate::common::{Draconis, has_tool};
 use crate::oci::build::{OciLayout, run_and_capture};
 use crate::oci::hostile::tar_entry_with_size;
-use crate::oci::run_e2fsck;
+use draconis_testkit::judge::assert_fsck_clean;
 
 /// Memory limit of the program, for any size of the image.
 const MAX_MEMORY_KIB: u64 = 256 << 10;
@@ -167,7 +167,7 @@ fn memory_use_is_independent_of_image_size() {
     let mut format = Command::new("sh");
     format.args(["-c", &script, crate::common::program(), &layout.source_spec("long")]);
     run_and_capture(format.arg(&image));
-    run_e2fsck(&image);
+    assert_fsck_clean(&image);
     draconis.run_failing(["cat", &format!("{}:/gone/large", image.display())]);
     for (nth, made) in inside.iter().enumerate() {
         if !made.path.starts_with("gone") && (nth % 500 == 0 || made.path.ends_with("large")) {

@@ -9,14 +9,8 @@ mod overlay;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::common::{Draconis, FileProperties, IgnoredProperties, KernelMount, scan_tree};
-
-pub(crate) fn run_e2fsck(image: &Path) {
-    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-}
 
 /// Returns the comparable properties of a merged tree. Overlayfs still counts removed names as
 /// links, and the root directory differs.

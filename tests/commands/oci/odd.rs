@@ -1,11 +1,9 @@
 //! Unusual but valid images and archives, as some programs write them.
 
-use std::process::Command;
-
 use crate::common::Draconis;
-use crate::oci::build::{OciLayout, run_and_capture, sha256};
+use crate::oci::build::{OciLayout, sha256};
 use crate::oci::hostile::{assert_format_refused, join_entries, tar_entry, tar_entry_with_size};
-use crate::oci::run_e2fsck;
+use draconis_testkit::judge::{assert_fsck_clean, debugfs};
 
 /// Returns pax records.
 fn pax_records(records: &[(&str, &str)]) -> Vec<u8> {
@@ -23,7 +21,7 @@ fn pax_records(records: &[(&str, &str)]) -> Vec<u8> {
 fn format_and_list_names(draconis: &Draconis, origin: &str) -> String {
     let image = draconis.path("odd.img");
     draconis.run_ok(["format", "--force", "--from", origin, image.to_str().unwrap()]);
-    run_e2fsck(&image);
+    assert_fsck_clean(&image);
     let names = draconis.run_ok(["ls", image.to_str().unwrap()]);
     names.split_whitespace().filter(|name| !name.contains("lost")).collect::<Vec<_>>().join(" ")
 }
@@ -63,9 +61,7 @@ fn libarchive_xattrs_are_imported() {
     std::fs::write(&tar, join_entries(&[pax_records(&records), tar_entry("x", b'0', "", b"")]))
         .unwrap();
     format_and_list_names(&draconis, tar.to_str().unwrap());
-    let listing = ["-R", "ea_list /x"];
-    let said = run_and_capture(Command::new("debugfs").args(listing).arg(draconis.path("odd.img")));
-    let said = String::from_utf8_lossy(&said);
+    let said = debugfs(draconis.path("odd.img"), "ea_list /x");
     assert!(said.contains("user.a b (5) = \"value\"") && said.contains("user.c (1)"), "{said}");
     let wrong = [("LIBARCHIVE.xattr.user.a", "!")];
     std::fs::write(&tar, join_entries(&[pax_records(&wrong), tar_entry("x", b'0', "", b"")]))

@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 
 use crate::common::{Draconis, copy_draconis, has_root, has_tool};
 use crate::oci::build::{OciLayout, compress, create_tar, run_and_capture};
-use crate::oci::{run_e2fsck, volume_tree_properties};
+use crate::oci::volume_tree_properties;
+use draconis_testkit::judge::assert_fsck_clean;
 
 /// Returns a layer with one file.
 fn make_layer(draconis: &Draconis, name: &str) -> Vec<u8> {
@@ -120,7 +121,7 @@ fn permissions_come_from_tar_headers() {
         let image = draconis.path("image");
         let from = layout.source_spec("");
         draconis.run_ok(["format", "--force", "--from", &from, image.to_str().unwrap()]);
-        run_e2fsck(&image);
+        assert_fsck_clean(&image);
         crate::common::assert_same_trees(&volume_tree_properties(&draconis, &image), &expected);
     }
 }
@@ -139,7 +140,7 @@ fn owner_exclude_list_and_table_options() {
     let image = draconis.path("image").display().to_string();
     let tree = |arguments: &[&str]| {
         draconis.run_ok([&["format", "--force"], arguments, &[&image]].concat());
-        run_e2fsck(image.as_ref());
+        assert_fsck_clean(&image);
         let listed = draconis.run_ok(["ls", "-l", "-R", &image]);
         let tree = draconis.run_ok(["tree", &image]);
         (listed, tree)
@@ -217,7 +218,7 @@ fn same_source_makes_identical_volume() {
                 std::time::Duration::from_millis(1100),
             );
         }
-        run_e2fsck(&one);
+        assert_fsck_clean(&one);
         assert!(std::fs::read(&one).unwrap() == std::fs::read(&two).unwrap(), "{origin}");
     }
 }
@@ -231,7 +232,7 @@ fn free_space_option_is_honoured() {
     for (part, least) in [("0.5%", 0.005), ("25%", 0.25), ("85%", 0.85)] {
         let image = image.to_str().unwrap();
         draconis.run_ok(["format", "-t", "ext4", "--force", "--from", dir, "--free", part, image]);
-        run_e2fsck(image.as_ref());
+        assert_fsck_clean(image);
         let info = draconis.run_ok(["info", "--json", image]);
         let info: serde_json::Value = serde_json::from_str(&info).unwrap();
         let number = |name: &str| info[name].as_f64().unwrap();
@@ -312,7 +313,7 @@ fn large_image_uses_little_memory() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    run_e2fsck(&image);
+    assert_fsck_clean(&image);
     let sum = |bytes: &[u8]| crate::oci::build::sha256(bytes);
     for nth in [0, 11] {
         let target = format!("{}:/file{nth}", image.display());
@@ -352,7 +353,7 @@ fn volume_and_image_round_trip() {
         config,
         two,
     ]);
-    run_e2fsck(two.as_ref());
+    assert_fsck_clean(two);
     let found: serde_json::Value = serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
     assert_eq!(found["config"]["User"], "me");
     assert!(found["history"].is_null() && found["rootfs"]["diff_ids"][0].is_string());

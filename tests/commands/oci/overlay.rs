@@ -11,7 +11,8 @@ use crate::common::{
     Draconis, FileProperties, assert_same_trees, has_root, report_skipped, unmount_and_wait,
 };
 use crate::oci::build::{self, OciLayout, create_tar, run_and_capture, write_docker_archive};
-use crate::oci::{merged_tree_properties, run_e2fsck, volume_tree_properties};
+use crate::oci::{merged_tree_properties, volume_tree_properties};
+use draconis_testkit::judge::assert_fsck_clean;
 
 /// An overlay mount, unmounted on drop.
 struct OverlayMount {
@@ -222,7 +223,7 @@ fn layer_merge_matches_overlayfs() {
             }
             command.push(image.to_str().unwrap());
             draconis.run_ok(&command);
-            run_e2fsck(&image);
+            assert_fsck_clean(&image);
             assert_same_trees(&volume_tree_properties(&draconis, &image), &merged);
             if nth % 2 == 1 {
                 continue;
@@ -236,7 +237,7 @@ fn layer_merge_matches_overlayfs() {
             }
             command.push(image.to_str().unwrap());
             draconis.run_ok(&command);
-            run_e2fsck(&image);
+            assert_fsck_clean(&image);
             assert_same_trees(&volume_tree_properties(&draconis, &image), &merged);
         }
     }

@@ -9,7 +9,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -20,6 +19,7 @@ use rustix::io::Errno;
 use crate::common::has_fuse;
 use crate::common::volume::{MountedVolume, run_e2fsck};
 use crate::storms::{set_all_times, test_seeds};
+use draconis_testkit::judge;
 
 const THREAD_COUNT: u64 = 4;
 const DIRECTORY_DEPTH: usize = 2500;
@@ -235,8 +235,7 @@ fn name_stress_on_one_tree_write_back() {
 
 /// Returns what `e2fsck` reports, except orphans.
 fn e2fsck_problems(image: &Path) -> Vec<String> {
-    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = judge::e2fsck("-fn", image).stdout;
     let fine = |line: &str| {
         let starts =
             ["Pass ", "Fix? no", "Free blocks count", "Free inodes count", "Directories count"];
@@ -271,9 +270,7 @@ fn run_name_stress_with_kills(block: &str, options: &str, removes: bool) {
                 assert!(damage.is_empty(), "{wait:?}: {damage:#?}");
                 let copy = volume.draconis.path("copy.img");
                 std::fs::copy(&volume.image, &copy).unwrap();
-                let output = Command::new("e2fsck").arg("-fp").arg(&copy).output().unwrap();
-                let said = String::from_utf8_lossy(&output.stdout);
-                assert!(output.status.code().is_some_and(|code| code < 2), "{said}");
+                judge::assert_preens(&copy, options);
             } else {
                 run_e2fsck(&volume.image);
             }

@@ -33,10 +33,8 @@ fn format_problems(report: &Result<Report>) -> String {
 
 /// Returns true if `e2fsck -fn` finds nothing, with its output.
 fn e2fsck(path: &Path) -> (bool, String) {
-    let tools = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let output = Command::new("e2fsck").arg("-fn").arg(path).env("PATH", tools).output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code() == Some(0), String::from_utf8_lossy(&said).into_owned())
+    let run = draconis_testkit::judge::e2fsck("-fn", path);
+    (run.is_success(), run.output())
 }
 
 /// The first seed.

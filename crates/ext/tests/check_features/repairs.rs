@@ -177,7 +177,7 @@ fn by_hand_repairs_beside_e2fsck() {
             Ok(Repaired::Left(_)) => left = 1,
             Err(_) => {}
         }
-        let _ = std::process::Command::new("e2fsck").arg("-fy").arg(&path).output();
+        draconis_testkit::judge::e2fsck("-fy", &path);
         let theirs = u64::from(crate::check_features::e2fsck(&path).0);
         let worse = worse_files(&before, &readable_files(&std::fs::read(&path).unwrap())).len();
         let worse = worse as u64;

@@ -8,12 +8,13 @@ use std::process::Command;
 use std::sync::Arc;
 
 use draconis_device::{
-    Atomic, Disk, Error, Extent, Pending, Properties, ReadAnswer, Refused, Urgency,
+    Atomic, Disk, Error, Extent, MemoryDisk, Pending, Properties, ReadAnswer, Refused, Urgency,
 };
-use draconis_ext::{Cookie, InodeNumber, OpenOptions, Volume};
+use draconis_ext::{Cookie, InodeNumber, NewNode, OpenOptions, Volume};
+pub use draconis_testkit::judge::run_tool;
 use draconis_testkit::wait::wait_for;
 pub use draconis_testkit::{report_skipped, unmount_and_wait};
-use draconis_types::Block;
+use draconis_types::{Block, FileType};
 use tempfile::TempDir;
 
 pub mod compare;
@@ -26,6 +27,31 @@ pub mod tree;
 
 /// Fixed hash seed for `mke2fs`.
 pub const HASH_SEED: &str = "hash_seed=6b33f586-a183-4383-921d-30da3fef2e5c";
+
+/// An empty file of root.
+pub const FILE: NewNode<'static> =
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+/// An empty directory of root.
+pub const DIRECTORY: NewNode<'static> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
+
+/// Makes a volume with `mke2fs`, in memory.
+pub fn make_disk(size: &str, arguments: &[&str]) -> Option<Arc<MemoryDisk>> {
+    Some(Image::make(None, size, arguments)?.memory_disk())
+}
+
+/// Closes the volume and checks its disk with `e2fsck`.
+pub fn close_and_fsck(volume: Volume, disk: Arc<MemoryDisk>) -> Image {
+    volume.close().unwrap();
+    drop(volume);
+    fsck_disk(disk)
+}
+
+/// Checks a disk that nobody else has with `e2fsck`.
+pub fn fsck_disk(disk: Arc<MemoryDisk>) -> Image {
+    let image = Image::from_bytes(&Arc::into_inner(disk).unwrap().into_bytes());
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some());
+    image
+}
 
 /// Returns the names in a directory that can be read, with their inodes.
 pub fn readable_names(volume: &Volume, dir: InodeNumber) -> Vec<(Vec<u8>, InodeNumber)> {
@@ -79,25 +105,6 @@ impl Disk for PreadDisk {
     }
 }
 
-/// Runs a tool; `None`, with a message, if it is not installed.
-pub fn run_tool(tool: &str, arguments: &[&str]) -> Option<String> {
-    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let output = match Command::new(tool).args(arguments).env("PATH", path).output() {
-        Ok(output) => output,
-        Err(error) => {
-            report_skipped(format_args!("{tool}: {error}"));
-            return None;
-        }
-    };
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !output.status.success() {
-        let why = String::from_utf8_lossy(&output.stderr).into_owned();
-        // e2fsck exits with 1 if it changed something.
-        assert_eq!((tool, output.status.code()), ("e2fsck", Some(1)), "{arguments:?}: {text}{why}");
-    }
-    Some(text)
-}
-
 /// An image in a temporary file.
 pub struct Image {
     pub dir: TempDir,
@@ -129,6 +136,11 @@ impl Image {
 
     pub fn path(&self) -> &str {
         self.path.to_str().unwrap()
+    }
+
+    /// Returns a copy in memory.
+    pub fn memory_disk(&self) -> Arc<MemoryDisk> {
+        Arc::new(MemoryDisk::new(std::fs::read(&self.path).unwrap(), 512))
     }
 
     pub fn debugfs(&self, request: &str) -> Option<String> {
@@ -232,6 +244,12 @@ impl Image {
             }
         })
         .map(|()| Mount { dir })
+    }
+}
+
+impl AsRef<Path> for Image {
+    fn as_ref(&self) -> &Path {
+        &self.path
     }
 }
 

@@ -1,6 +1,5 @@
 //! Repairs of damaged volumes, judged by our check and by `e2fsck -fn`.
 
-use std::process::Command;
 use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
@@ -9,6 +8,7 @@ use draconis_ext::check::{CheckOptions, check};
 use draconis_ext::repair::{OfflineError, RepairOptions, plan};
 
 use crate::common::Image;
+use draconis_testkit::judge;
 
 pub const NOW: Time = Time { seconds: 1_800_000_000, nanoseconds: 0 };
 
@@ -68,13 +68,10 @@ pub fn repair(bytes: &[u8]) -> Result<Repaired, String> {
     drop(disk);
     let bytes = Arc::try_unwrap(memory).map_err(|_| "the disk is in use")?.into_bytes();
     let image = Image::from_bytes(&bytes);
-    let tools = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    if let Ok(output) =
-        Command::new("e2fsck").args(["-fn", image.path()]).env("PATH", &tools).output()
-        && output.status.code() != Some(0)
+    if let Ok(run) = judge::try_run(judge::tool_command("e2fsck").args(["-fn", image.path()]))
+        && !run.is_success()
     {
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        return Err(format!("after {fixes:#?} e2fsck says:\n{said}"));
+        return Err(format!("after {fixes:#?} e2fsck says:\n{}", run.stdout));
     }
     Ok(Repaired::Whole(bytes))
 }

@@ -4,7 +4,6 @@ mod features;
 mod trees;
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::common::compare::ReferenceTree;
 use crate::common::{Image, run_tool};
@@ -14,6 +13,7 @@ use draconis_ext::mkfs::{
     NodeKind, Tree, TreeNode, VolumePlan,
 };
 use draconis_ext::{Follow, InodeNumber, Volume};
+use draconis_testkit::judge::{assert_fsck_clean, tool_command};
 use draconis_testkit::{Fault, FaultDisk, FaultTarget};
 use draconis_types::Time;
 use trees::{
@@ -130,7 +130,7 @@ fn format_with_mke2fs(arguments: &str, size: u64) -> Option<Image> {
     if !words.contains(&"-t") {
         words.extend(["-t", "ext2"]);
     }
-    let output = Command::new("mke2fs")
+    let output = tool_command("mke2fs")
         .env("E2FSPROGS_FAKE_TIME", CREATION_TIME.to_string())
         .args(["-q", "-F", "-U", VOLUME_UUID, "-E", &extended])
         .args(words)
@@ -160,7 +160,7 @@ fn assert_same_layout_as_mke2fs(arguments: &str, size: u64) {
     let what = format!("mke2fs {arguments} {size}k");
     match (format_with_mke2fs(arguments, size), format_with_draconis(arguments, size)) {
         (Some(theirs), Ok(ours)) => {
-            assert_fsck_clean(&ours);
+            assert_fsck_clean(&ours.path);
             let (ours_shown, theirs_shown) =
                 (dumpe2fs_without_ignored_fields(&ours), dumpe2fs_without_ignored_fields(&theirs));
             // With eight inodes per group, lost+found is not in group 0, and mke2fs places its
@@ -234,12 +234,6 @@ fn assert_same_bytes(ours: &Image, theirs: &Image, what: &str) {
             &theirs[from..from + 16]
         );
     }
-}
-
-fn assert_fsck_clean(image: &Image) {
-    let output = Command::new("e2fsck").args(["-fn", image.path()]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
 }
 
 #[test]
@@ -487,7 +481,7 @@ fn contiguous_files_use_few_extents_and_fragmented_ones_extent_trees() {
         let mut tree = made.tree.clone();
         let layout = Layout::new(&options, 200 << 20).unwrap();
         write_image(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
-        assert_fsck_clean(&image);
+        assert_fsck_clean(&image.path);
         let shown = image.debugfs("dump_extents -l /long").unwrap();
         // One header line.
         let found = shown.trim().lines().count() - 1;
@@ -519,7 +513,7 @@ fn directories_may_exceed_link_count_limit() {
     let plan =
         mkfs::plan_smallest(&parse_mke2fs_arguments("-t ext4 -b 4096"), &mut tree, 0).unwrap();
     write_image(&plan, &made, &image.path).unwrap();
-    assert_fsck_clean(&image);
+    assert_fsck_clean(&image.path);
     let volume = image.open();
     let top = volume.lookup(volume.root(), b"top").unwrap();
     assert_eq!(volume.attributes(top).unwrap().links, 1);
@@ -558,7 +552,7 @@ fn kernel_changes_formatted_volumes_of_every_kind() {
         drop(held);
         std::fs::remove_file(mount.path().join("there")).unwrap();
         drop(mount);
-        assert_fsck_clean(&image);
+        assert_fsck_clean(&image.path);
         let volume = image.open();
         let large = volume.lookup(volume.root(), b"large").unwrap();
         assert_eq!(volume.attributes(large).unwrap().size_bytes, 40 << 20);
@@ -730,7 +724,7 @@ fn old_data_on_disk_does_not_change_volume() {
             let target = FormatTarget { disk: &disk, zeroed: old == 0, progress: &|_| {} };
             mkfs::write(&plan, &made, &target).unwrap();
             let image = Image::from_bytes(&disk.into_bytes());
-            assert_fsck_clean(&image);
+            assert_fsck_clean(&image.path);
             assert_volume_matches_tree(&image, &tree, &made);
             images.push(image);
         }

@@ -283,7 +283,7 @@ fn format_and_verify_tree(arguments: &str, seed: u64) {
     let free = plan.layout().superblock().free_blocks * block - plan.data_bytes() - hidden;
     // The smallest volume with a journal has space left.
     assert!(free < 1 << 20 || image.path.metadata().unwrap().len() == 2048 * block);
-    assert_fsck_clean(&image);
+    assert_fsck_clean(&image.path);
     assert_volume_matches_tree(&image, &tree, &made);
     assert_kernel_sees_tree(&image, &tree, &made);
     // Again with more space: other locations, same files; and twice the same bytes.
@@ -394,7 +394,7 @@ fn large_directories_with_every_hash_version() {
             &image.path,
         )
         .unwrap();
-        assert_fsck_clean(&image);
+        assert_fsck_clean(&image.path);
         let volume = image.open();
         let large = volume.lookup(volume.root(), b"large").unwrap();
         let dump = image.debugfs("htree_dump /large").unwrap();
@@ -420,6 +420,6 @@ fn large_directories_with_every_hash_version() {
             std::fs::remove_file(dir.join(name)).unwrap();
         }
         drop(mount);
-        assert_fsck_clean(&image);
+        assert_fsck_clean(&image.path);
     }
 }
