@@ -187,7 +187,7 @@ impl Superblock {
         out
     }
 
-    fn decode(bytes: &[u8], at: u64, disk_bytes: u64) -> Result<Self> {
+    fn decode(bytes: &[u8], at: u64) -> Result<Self> {
         let not = |why: &str| Error::NotAStore(why.to_owned());
         let bytes = bytes.get(..ENCODED_BYTES).ok_or_else(|| not("the disk is too small"))?;
         let mut reader = Reader::new(bytes, at);
@@ -222,11 +222,6 @@ impl Superblock {
         let checkpoint = BlockPtr { at: reader.u64()?, len, sum: reader.u64()? };
         let (at, sum) = (reader.u64()?, reader.u64()?);
         let checkpoint_copy = (at > 0).then_some(BlockPtr { at, len, sum });
-        if made_for > disk_bytes {
-            return Err(Error::NotAStore(format!(
-                "the store was made for {made_for} bytes, the disk has {disk_bytes}"
-            )));
-        }
         if [generation, incarnation, log_incarnation].iter().any(|count| *count >= COUNTER_END) {
             return Err(Error::Corrupt { what: "a superblock's counters", at_bytes: at });
         }
@@ -294,6 +289,13 @@ impl Superblock {
         places.into_iter().for_each(|at| take(at, &mut found, &mut why));
         let newest = found.iter().max_by_key(|(_, copy)| copy.generation);
         let Some((_, newest)) = newest.cloned() else { return Err(why) };
+        // Never an older copy instead: one before a growth describes a state that is gone.
+        let (made_for, disk_bytes) = (newest.geometry.disk_bytes, properties.len_bytes);
+        if made_for > disk_bytes {
+            return Err(Error::NotAStore(format!(
+                "the store was made for {made_for} bytes, the disk has {disk_bytes}"
+            )));
+        }
         let is_newest = |at| found.iter().any(|(place, copy)| *place == at && *copy == newest);
         let agree = newest.geometry.copy_offsets().map(is_newest);
         Ok((newest, agree))
@@ -338,7 +340,7 @@ fn read_copy(disk: &dyn Disk, at: u64) -> Result<Superblock> {
             error: draconis_device::Error::ServiceEnded,
         }))
         .map_err(|refused| Error::Device(refused.error))?;
-    Superblock::decode(&block.into_private(), at, properties.len_bytes)
+    Superblock::decode(&block.into_private(), at)
 }
 
 #[cfg(test)]
@@ -393,6 +395,26 @@ mod tests {
         let superblock = Superblock { generation: u64::MAX, ..superblock(1 << 20) };
         disk.submit(Group { writes: superblock.copy_writes(0) }, &[]).unwrap();
         assert!(matches!(Superblock::find_newest(&disk), Err(Error::Corrupt { .. })));
+    }
+
+    #[test]
+    fn copies_from_before_a_growth_do_not_stand_in_on_a_shorter_disk() {
+        let disk = MemoryDisk::new(vec![0; 2 << 20], 512);
+        for pair in 0..2 {
+            disk.submit(Group { writes: superblock(1 << 20).copy_writes(pair) }, &[]).unwrap();
+        }
+        let grown = Superblock { generation: 6, ..superblock(2 << 20) };
+        disk.submit(Group { writes: grown.copy_writes(0) }, &[]).unwrap();
+        assert_eq!(Superblock::find_newest(&disk).unwrap().0, grown);
+        // A reader that opened the disk before it grew, or a file that was cut to its old length.
+        let mut bytes = disk.into_bytes();
+        bytes.truncate(1 << 20);
+        let shorter = MemoryDisk::new(bytes, 512);
+        let refused = Superblock::find_newest(&shorter).unwrap_err();
+        assert!(
+            matches!(&refused, Error::NotAStore(why) if why.contains("2097152")),
+            "{refused:?}"
+        );
     }
 
     #[test]
