@@ -198,14 +198,14 @@ fn profile_file_is_accepted_by_store_create() {
     let small = ["run", "profile", "--set", "requests=20"];
     let subjects = ["model:hdd", "model:ssd", "model:ssd,page=16K"];
     let subjects = subjects.map(|one| ["--subject", one]).concat();
-    let said = run_lab(dir.path(), &[&small[..], &subjects].concat());
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let printed = run_lab(dir.path(), &[&small[..], &subjects].concat());
+    assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+    let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
     let out = dir.path().join("out");
     let profile = |name: &str| {
         let path = out.join(name);
         let command = format!("draconis store create --profile {} STORE", path.display());
-        assert!(said.contains(&command), "{command}: {said}");
+        assert!(printed.contains(&command), "{command}: {printed}");
         let mut read: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         assert_eq!(read["why"].as_array().unwrap().len(), 4, "{read}");
         serde_json::from_value::<StoreProfileFile>(read["profile"].take()).unwrap()
@@ -277,8 +277,8 @@ fn invalid_arguments_are_named() {
         (&["report", "/nowhere"], "nowhere"),
     ] {
         let output = run_lab(dir.path(), arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(word), "{arguments:?}: {said}");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && errors.contains(word), "{arguments:?}: {errors}");
     }
 }
 
@@ -322,8 +322,8 @@ fn compare_shows_both_results() {
     }
     let (a, b) = (a.path().join("out"), b.path().join("out"));
     let output = run_lab(Path::new("/"), &["compare", a.to_str().unwrap(), b.to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(said.contains("0 of 4 values changed"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(printed.contains("0 of 4 values changed"), "{printed}");
 }
 
 /// As a reader sees it, where there is a browser.
@@ -346,15 +346,15 @@ fn report_renders_in_browser() {
         .args(["--window-size=500,1000", "--dump-dom", &page])
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&drawn.stderr).into_owned();
-    assert!(!said.contains("CONSOLE"), "{said}");
+    let errors = String::from_utf8_lossy(&drawn.stderr).into_owned();
+    assert!(!errors.contains("CONSOLE"), "{errors}");
     let page = String::from_utf8_lossy(&drawn.stdout).into_owned();
     let figures: Vec<&str> = page
         .split("<figure>")
         .skip(1)
         .map(|rest| rest.split("</figure>").next().unwrap())
         .collect();
-    assert_eq!(figures.len(), 5, "{said}");
+    assert_eq!(figures.len(), 5, "{errors}");
     for figure in figures {
         assert!(figure.matches("class=\"mark\"").count() >= 4, "an empty plot: {figure}");
     }

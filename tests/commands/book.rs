@@ -159,11 +159,11 @@ fn run_page_commands(draconis: &Draconis, page: &Path) -> usize {
         bash.env("PKG_CONFIG_PATH", &libraries.dir).env("LD_LIBRARY_PATH", &libraries.dir);
         bash.env("PATH", &path).env("DRACONIS_RUNTIME_DIR", draconis.make_dir("run"));
         let output = bash.env("LC_ALL", "C").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
+        let errors = String::from_utf8_lossy(&output.stderr);
         let written = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{name}: $ {typed}\n{said}");
+        assert!(output.status.success(), "{name}: $ {typed}\n{errors}");
         let lines: Vec<&str> = written.lines().collect();
-        assert!(matches_with_ellipsis(shown, &lines), "{name}: $ {typed}\n{written}{said}");
+        assert!(matches_with_ellipsis(shown, &lines), "{name}: $ {typed}\n{written}{errors}");
     }
     commands.len()
 }

@@ -44,9 +44,9 @@ fn bash_completions(draconis: &Draconis, dir: &Path, line: &str) -> Vec<String> 
     bash.args(["--norc", "-c", script]).current_dir(dir);
     bash.env("PATH", path).env("SCRIPT", file).env("LINE", line);
     let output = bash.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let errors = String::from_utf8_lossy(&output.stderr);
     // compopt complains outside of completion; the script silences it.
-    assert!(output.status.success() && said.is_empty(), "{line}: {said}");
+    assert!(output.status.success() && errors.is_empty(), "{line}: {errors}");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut offered: Vec<String> = text.lines().map(str::to_string).collect();
     offered.sort();

@@ -14,9 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 fn run_and_capture(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let errors = String::from_utf8_lossy(&output.stderr);
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{program} {arguments:?}: {told}{said}");
+    assert!(output.status.success(), "{program} {arguments:?}: {told}{errors}");
     told
 }
 
@@ -483,8 +483,8 @@ fn unwritable_images_are_read_only_with_reason() {
     if has_fuse("mounting images that are only read") {
         let at = draconis.make_dir("at");
         let output = draconis.run(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() && said.contains("bitmap --remove"), "{said}");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && errors.contains("bitmap --remove"), "{errors}");
         assert!(std::fs::write(at.join("file"), b"x").is_err());
         draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
     }

@@ -45,9 +45,9 @@ fn assert_mountable(draconis: &Draconis, image: &Path, name: &str, is_changed: b
     }
     let at = draconis.make_dir(name);
     let output = draconis.run(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    assert_eq!(said.contains("is only read"), !is_changed, "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{errors}");
+    assert_eq!(errors.contains("is only read"), !is_changed, "{errors}");
     assert_eq!(std::fs::read(at.join("file")).unwrap(), b"in the volume");
     assert_eq!(std::fs::write(at.join("new"), b"x").is_ok(), is_changed);
     draconis.run_ok(["umount".as_ref(), at.as_os_str()]);

@@ -258,8 +258,8 @@ fn compressed_stdin_is_accepted() {
     }
     assert!(images.windows(2).all(|pair| pair[0] == pair[1]));
     let output = format_from_stdin(&draconis, &[b'x'; 5000], &draconis.path("none"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("not a tar archive"), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("not a tar archive"), "{errors}");
     assert!(!draconis.path("none").exists());
 }
 
@@ -282,9 +282,9 @@ fn a_damaged_archive_is_refused_without_a_panic() {
             _ => damaged[at & !511..][..256].fill(b'9'),
         }
         let output = format_from_stdin(&draconis, &damaged, &image);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(matches!(output.status.code(), Some(0 | 1)), "{said}");
-        assert!(!said.contains("panicked"), "{said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{errors}");
+        assert!(!errors.contains("panicked"), "{errors}");
         if output.status.success() {
             assert_fsck_clean(&image);
         }
@@ -320,26 +320,26 @@ fn existing_contents_are_not_overwritten_without_force() {
     let draconis = Draconis::new();
     let image = draconis.path("image");
     let name = image.to_str().unwrap();
-    let said = draconis.run_failing(["format", name]);
-    assert!(said.contains("SIZE"), "{said}");
+    let errors = draconis.run_failing(["format", name]);
+    assert!(errors.contains("SIZE"), "{errors}");
     assert!(!image.exists());
     draconis.run_ok(["format", "-L", "first", name, "1M"]);
     let before = std::fs::read(&image).unwrap();
-    let said = draconis.run_failing(["format", name]);
-    assert!(said.contains("an ext file system") && said.contains("--force"), "{said}");
+    let errors = draconis.run_failing(["format", name]);
+    assert!(errors.contains("an ext file system") && errors.contains("--force"), "{errors}");
     // A source that does not fit changes nothing, with and without --force.
     let big = draconis.path("big");
     std::fs::write(&big, vec![1; 3 << 20]).unwrap();
     let tree = draconis.make_dir("tree");
     std::fs::rename(&big, tree.join("big")).unwrap();
-    let said =
+    let errors =
         draconis.run_failing(["format", "--force", "--from", tree.to_str().unwrap(), name, "1M"]);
-    assert!(said.contains("no room") && said.contains("SIZE"), "{said}");
+    assert!(errors.contains("no room") && errors.contains("SIZE"), "{errors}");
     assert!(std::fs::read(&image).unwrap() == before);
     draconis.run_ok(["format", "--force", "-L", "second", name]);
     assert_fsck_clean(&image);
     assert!(draconis.run_ok(["info", name]).contains("second"));
-    for (arguments, said) in [
+    for (arguments, errors) in [
         (&["-t", "ext5", name, "1M"][..], "ext5"),
         (&["-t", "ext2", "-O", "bigalloc", name, "1M"], "needs extent"),
         (&["-O", "nonsense", name, "1M"], "nonsense"),
@@ -354,7 +354,7 @@ fn existing_contents_are_not_overwritten_without_force() {
         let mut all = vec!["format", "--force"];
         all.extend(arguments);
         let found = draconis.run_failing(&all);
-        assert!(found.contains(said), "{found}");
+        assert!(found.contains(errors), "{found}");
     }
     assert_fsck_clean(&image);
     // Read-only file system images of others are recognised, too.
@@ -372,12 +372,12 @@ fn a_volume_in_use_is_refused_even_if_forced() {
     draconis.run_ok(["format", name, "8M"]);
     let held = std::fs::File::open(&image).unwrap();
     rustix::fs::flock(&held, rustix::fs::FlockOperation::LockShared).unwrap();
-    let said = draconis.run_failing(["format", "--force", name]);
-    assert!(said.contains("in use"), "{said}");
+    let errors = draconis.run_failing(["format", "--force", name]);
+    assert!(errors.contains("in use"), "{errors}");
     drop(held);
     if let Some(_kernel) = KernelMount::mount(&image, draconis.make_dir("kernel"), "in use") {
-        let said = draconis.run_failing(["format", "--force", name]);
-        assert!(said.contains("in use by /dev/loop"), "{said}");
+        let errors = draconis.run_failing(["format", "--force", name]);
+        assert!(errors.contains("in use by /dev/loop"), "{errors}");
     }
     draconis.run_ok(["format", "--force", name]);
 }
@@ -454,9 +454,9 @@ fn archive_owners_are_set_without_root() {
 fn root_of_empty_volume_belongs_to_user() {
     let draconis = Draconis::new();
     let owner = |name: &str| {
-        let said =
+        let printed =
             draconis.run_ok(["stat", "--json", &format!("{}:/", draconis.path(name).display())]);
-        let stat: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let stat: serde_json::Value = serde_json::from_str(&printed).unwrap();
         (stat[0]["uid"].as_u64().unwrap() as u32, stat[0]["gid"].as_u64().unwrap() as u32)
     };
     let own = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
@@ -521,7 +521,7 @@ fn recognised_contents_are_not_overwritten() {
     common::volume::run_shell(script, draconis.dir.path());
     let name = disk.to_str().unwrap();
     let before = std::fs::read(&disk).unwrap();
-    for (arguments, said) in [
+    for (arguments, errors) in [
         (&["format", name][..], "--force=gpt"),
         (&["format", "--force", name], "--force=gpt"),
         (&["format", "-F", name], "--force=gpt"),
@@ -535,7 +535,7 @@ fn recognised_contents_are_not_overwritten() {
         (&["mount", "--create", "8M", name, "."], "--force=gpt"),
     ] {
         let found = draconis.run_failing(arguments);
-        assert!(found.contains(said), "{arguments:?}: {found}");
+        assert!(found.contains(errors), "{arguments:?}: {found}");
         assert!(std::fs::read(&disk).unwrap() == before, "{arguments:?}");
     }
     draconis.run_ok(["format", "-t", "ext4", "--partition", "2", "--force=swap", name]);
@@ -546,8 +546,8 @@ fn recognised_contents_are_not_overwritten() {
     // In the middle of a volume.
     let part = draconis.path("part");
     let part = part.to_str().unwrap();
-    let said = draconis.run_failing(["format", "--offset", "1M", part]);
-    assert!(said.contains("holds an ext file system; --force overwrites it"), "{said}");
+    let errors = draconis.run_failing(["format", "--offset", "1M", part]);
+    assert!(errors.contains("holds an ext file system; --force overwrites it"), "{errors}");
     // The space behind the volume is free.
     let file = std::fs::File::options().write(true).open(part).unwrap();
     file.set_len(40 << 20).unwrap();
@@ -567,8 +567,8 @@ fn recognised_contents_are_not_overwritten() {
         &["format", "--force=zstd", "--offset", "1K", packed],
         &["store", "create", "--force=zstd", "--size", "16M", packed],
     ] {
-        let said = draconis.run_failing(arguments);
-        assert!(said.contains("never overwritten"), "{said}");
+        let errors = draconis.run_failing(arguments);
+        assert!(errors.contains("never overwritten"), "{errors}");
         assert!(std::fs::read(packed).unwrap() == before, "{arguments:?}");
     }
     // A reading command does not suggest overwriting.
@@ -580,8 +580,8 @@ fn recognised_contents_are_not_overwritten() {
         &["store", "ls", name],
     ] {
         let told = draconis.run(arguments);
-        let said = String::from_utf8_lossy(&told.stderr).into_owned();
-        assert!(!said.contains("draconis format") && !said.contains("create"), "{said}");
+        let errors = String::from_utf8_lossy(&told.stderr).into_owned();
+        assert!(!errors.contains("draconis format") && !errors.contains("create"), "{errors}");
     }
 }
 
@@ -593,8 +593,8 @@ fn mke2fs_option_letters_have_same_meaning() {
     let (image, tree) = (draconis.path("image"), tree.to_str().unwrap());
     let name = image.to_str().unwrap();
     let info = |line: &[&str]| -> serde_json::Value {
-        let said = draconis.run_ok([&["format", "-F"], line].concat());
-        assert!(said.is_empty(), "{said}");
+        let printed = draconis.run_ok([&["format", "-F"], line].concat());
+        assert!(printed.is_empty(), "{printed}");
         assert_fsck_clean(&image);
         serde_json::from_str(&draconis.run_ok(["info", "--json", name])).unwrap()
     };
@@ -622,7 +622,7 @@ fn other_tools_command_names_are_suggested() {
     let draconis = Draconis::new();
     for (word, command) in [("fsck", "check"), ("lsdel", "undelete"), ("mke2fs", "format")] {
         let told = draconis.run([word, "image"]);
-        let said = String::from_utf8(told.stderr).unwrap();
-        assert!(told.status.code() == Some(2) && said.contains(command), "{said}");
+        let errors = String::from_utf8(told.stderr).unwrap();
+        assert!(told.status.code() == Some(2) && errors.contains(command), "{errors}");
     }
 }

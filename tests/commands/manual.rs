@@ -57,8 +57,8 @@ fn pages_are_complete_and_reproducible() {
             let page = draconis.path("first").join(format!("{name}.1"));
             let output =
                 Command::new("groff").args(["-man", "-Tutf8", "-ww", "-z"]).arg(page).output();
-            let said = output.unwrap().stderr;
-            assert!(said.is_empty(), "{name}: {}", String::from_utf8_lossy(&said));
+            let errors = output.unwrap().stderr;
+            assert!(errors.is_empty(), "{name}: {}", String::from_utf8_lossy(&errors));
         }
     } else {
         report_skipped("what groff says of the pages, since it is not installed");
@@ -164,9 +164,9 @@ fn run_page_examples(is_selected: impl Fn(&str) -> bool) -> usize {
                 continue;
             }
             let output = run(&draconis, &dir, &example);
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{name}: {example}: {said}");
-            assert!(!said.contains("draconis: "), "{name}: {example}: {said}");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{name}: {example}: {errors}");
+            assert!(!errors.contains("draconis: "), "{name}: {example}: {errors}");
             // Removes files that the next example creates again.
             for made in ["new.img", "new.store", "mnt/notes.txt"] {
                 if example.lines().count() == 1 {

@@ -13,10 +13,10 @@ fn run_and_get_stderr(draconis: &Draconis, line: &str) -> String {
     let dir = format!("{}/", draconis.dir.path().display());
     let arguments = line.split(' ').map(|word| word.replace("D/", &dir));
     let output = draconis.run(arguments);
-    let said = String::from_utf8_lossy(&output.stderr).replace(&dir, "D/");
-    assert!(matches!(output.status.code(), Some(1 | 4 | 8)), "{line}: {} {said}", output.status);
-    assert_message_rules(line, &said);
-    said
+    let errors = String::from_utf8_lossy(&output.stderr).replace(&dir, "D/");
+    assert!(matches!(output.status.code(), Some(1 | 4 | 8)), "{line}: {} {errors}", output.status);
+    assert_message_rules(line, &errors);
+    errors
 }
 
 /// Asserts the rules for every message.
@@ -321,8 +321,11 @@ fn closed_stdout_ends_command_silently() {
         let mut command = draconis.command();
         let command = command.args(line.split(' ').map(|word| word.replace("D/", &dir)));
         let output = command.stdout(writer).stderr(Stdio::piped()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(matches!(output.status.code(), Some(0 | 141)) && said.is_empty(), "{line}: {said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            matches!(output.status.code(), Some(0 | 141)) && errors.is_empty(),
+            "{line}: {errors}"
+        );
     }
     // A closed standard error does not change the exit status.
     let (reader, writer) = std::io::pipe().unwrap();

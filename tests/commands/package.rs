@@ -19,8 +19,8 @@ fn build_packages(draconis: &Draconis, into: &str, parts: &[&str]) -> PathBuf {
 
 fn run_and_capture(command: &mut Command) -> String {
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}");
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -124,8 +124,8 @@ fn debian_package_installs_and_removes() {
     // As mount(8) calls it.
     let mut helper = Command::new(top.join("usr/sbin/mount.fuse.draconis"));
     let output = helper.args(["/nonexistent", "/nonexistent", "-o", "ro"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("/nonexistent"), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains("/nonexistent"), "{errors}");
     dpkg(&["--purge", "draconis"]);
     for path in ["usr/bin/draconis", "usr/sbin/mount.draconis", "usr/share/man", "lib/systemd"] {
         assert!(std::fs::symlink_metadata(top.join(path)).is_err(), "{path} is left");

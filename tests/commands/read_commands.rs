@@ -140,8 +140,8 @@ fn holes_take_no_archive_space() {
         common::volume::run_e2fsck(&copy);
         for name in ["/file", "/hole"] {
             let stat = |image: &Path| {
-                let said = draconis.run_ok(["stat", "--json", &target_arg(image, name)]);
-                let stat: serde_json::Value = serde_json::from_str(&said).unwrap();
+                let printed = draconis.run_ok(["stat", "--json", &target_arg(image, name)]);
+                let stat: serde_json::Value = serde_json::from_str(&printed).unwrap();
                 (stat[0]["size"].clone(), stat[0]["blocks_512"].clone(), stat[0]["runs"].clone())
             };
             assert_eq!(stat(&image), stat(&copy));
@@ -221,12 +221,12 @@ fn get_and_tar_select_one_file_or_directory() {
     draconis.run_ok(["get", "-r", &target_arg(image, "/deep/er"), into.to_str().unwrap()]);
     assert_eq!(std::fs::read(into.join("er/file 123")).unwrap(), b"123");
 
-    let said = draconis.run_failing(["get", &target_arg(image, "/deep"), into.to_str().unwrap()]);
-    assert!(said.contains("-r"), "{said}");
-    let said = draconis.run_failing(["cat", &target_arg(image, "/deep")]);
-    assert!(said.contains("is a directory"), "{said}");
-    let said = draconis.run_failing(["cat", &target_arg(image, "/deep/none")]);
-    assert!(said.contains("/deep/none: no such file or directory"), "{said}");
+    let errors = draconis.run_failing(["get", &target_arg(image, "/deep"), into.to_str().unwrap()]);
+    assert!(errors.contains("-r"), "{errors}");
+    let errors = draconis.run_failing(["cat", &target_arg(image, "/deep")]);
+    assert!(errors.contains("is a directory"), "{errors}");
+    let errors = draconis.run_failing(["cat", &target_arg(image, "/deep/none")]);
+    assert!(errors.contains("/deep/none: no such file or directory"), "{errors}");
 }
 
 #[test]
@@ -282,9 +282,9 @@ fn several_paths_are_listed_like_ls() {
             true => (*text).to_string(),
             false => target_arg(&image, &format!("/{text}")),
         };
-        let said =
+        let errors =
             draconis.run_ok([vec!["ls".into()], arguments.iter().map(at).collect()].concat());
-        said.replace("\n/", "\n").trim_start_matches('/').to_string()
+        errors.replace("\n/", "\n").trim_start_matches('/').to_string()
     };
     for arguments in [
         &["a", "one", "b"][..],
@@ -324,10 +324,10 @@ fn several_paths_are_listed_like_ls() {
     let output = draconis.run(["ls", &target_arg(&image, "/nothing"), &target_arg(&image, "/b")]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "/b:\nthree\n");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.ends_with("/nothing: no such file or directory\n"), "{said}");
-    let said = draconis.run_failing(["ls", &target_arg(&image, "/"), "other.img:/"]);
-    assert!(said.contains("only one image at a time"), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.ends_with("/nothing: no such file or directory\n"), "{errors}");
+    let errors = draconis.run_failing(["ls", &target_arg(&image, "/"), "other.img:/"]);
+    assert!(errors.contains("only one image at a time"), "{errors}");
 }
 
 #[test]
@@ -339,10 +339,10 @@ fn json_listing_matches_text_listing() {
     };
     let whole = image.to_str().unwrap();
     let all = list(&["-aR", whole]);
-    let said = draconis.run_ok(["ls", "-alR", whole]);
-    let lines = said.lines().filter(|line| line.get(10..11) == Some(" ") && line.len() > 40);
+    let printed = draconis.run_ok(["ls", "-alR", whole]);
+    let lines = printed.lines().filter(|line| line.get(10..11) == Some(" ") && line.len() > 40);
     // The name with a newline takes a second line.
-    assert_eq!(lines.count(), all.len(), "{said}");
+    assert_eq!(lines.count(), all.len(), "{printed}");
     let of = |path: &str| all.iter().find(|one| one["path"] == path).unwrap();
     for object in &all {
         let path = object["path"].as_str().unwrap();
@@ -387,10 +387,10 @@ fn get_writes_file_to_stdout() {
     let expected = std::fs::read(draconis.path("tree").join("big")).unwrap();
     let output = draconis.run(["get", &target_arg(image, "/big"), "-"]);
     assert!(output.status.success() && output.stdout == expected);
-    let said = draconis.run_failing(["get", "-r", &target_arg(image, "/deep"), "-"]);
-    assert!(said.contains("draconis tar"), "{said}");
-    let said = draconis.run_failing(["get", &target_arg(image, "/deep"), "-"]);
-    assert!(said.contains("is a directory"), "{said}");
+    let errors = draconis.run_failing(["get", "-r", &target_arg(image, "/deep"), "-"]);
+    assert!(errors.contains("draconis tar"), "{errors}");
+    let errors = draconis.run_failing(["get", &target_arg(image, "/deep"), "-"]);
+    assert!(errors.contains("is a directory"), "{errors}");
     // A file named `-` is given as a path.
     let dir = draconis.make_dir("in here");
     let mut command = draconis.command();
@@ -461,12 +461,12 @@ fn partitions_and_offsets_are_found() {
             draconis.run_ok([&["cat"], &place[..], &[&target_arg(&image, "/hello")]].concat());
         assert_eq!(text, "from inside\n");
     }
-    let said = draconis.run_failing(["ls", "--partition", "2", image.to_str().unwrap()]);
-    assert!(said.contains("no partition 2; the table has: 1"), "{said}");
+    let errors = draconis.run_failing(["ls", "--partition", "2", image.to_str().unwrap()]);
+    assert!(errors.contains("no partition 2; the table has: 1"), "{errors}");
     // The only partition with a volume need not be named.
     assert!(draconis.run_ok(["ls", image.to_str().unwrap()]).contains("hello"));
-    let said = draconis.run_failing(["ls", "--offset", "4M", image.to_str().unwrap()]);
-    assert!(said.contains("reaches beyond"), "{said}");
+    let errors = draconis.run_failing(["ls", "--offset", "4M", image.to_str().unwrap()]);
+    assert!(errors.contains("reaches beyond"), "{errors}");
 }
 
 #[test]
@@ -474,12 +474,12 @@ fn unreadable_images_are_refused_by_name() {
     let draconis = Draconis::new();
     let image = draconis.path("journal.img");
     mke2fs(&image, None, &["-O", "journal_dev"], "16M");
-    let said = draconis.run_failing(["ls", image.to_str().unwrap()]);
-    assert!(said.contains("needs: journal_dev"), "{said}");
-    let said = draconis.run_failing(["ls", "/no/such/image"]);
-    assert!(said.contains("/no/such/image: No such file"), "{said}");
-    let said = draconis.run_failing(["ls", "/dev/null"]);
-    assert!(said.contains("neither a file nor a block device"), "{said}");
+    let errors = draconis.run_failing(["ls", image.to_str().unwrap()]);
+    assert!(errors.contains("needs: journal_dev"), "{errors}");
+    let errors = draconis.run_failing(["ls", "/no/such/image"]);
+    assert!(errors.contains("/no/such/image: No such file"), "{errors}");
+    let errors = draconis.run_failing(["ls", "/dev/null"]);
+    assert!(errors.contains("neither a file nor a block device"), "{errors}");
 }
 
 /// A volume whose dirents were changed to lead out of the destination.
@@ -510,8 +510,8 @@ fn get_of_hostile_volume_stays_inside_destination() {
     std::fs::write(&image, bytes).unwrap();
     let into = draconis.make_dir("into");
     let output = draconis.run(["get", "-r", &target_arg(&image, "/"), into.to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0, "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0, "{errors}");
     assert!(!draconis.path("file").exists() && into.is_dir());
 }
 
@@ -522,8 +522,8 @@ fn tools_report_mounted_volume() {
     mke2fs(&image, None, &["-t", "ext2"], "1M");
     let held = std::fs::File::open(&image).unwrap();
     held.lock().unwrap();
-    let said = draconis.run_failing(["ls", image.to_str().unwrap()]);
-    assert!(said.contains("is mounted or being changed"), "{said}");
+    let errors = draconis.run_failing(["ls", image.to_str().unwrap()]);
+    assert!(errors.contains("is mounted or being changed"), "{errors}");
     held.unlock().unwrap();
     draconis.run_ok(["ls", image.to_str().unwrap()]);
 }

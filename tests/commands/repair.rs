@@ -48,8 +48,8 @@ fn repair_is_shown_made_and_taken_back() {
 
         let again = draconis.run(["repair", "-y", path]);
         assert_eq!(again.status.code(), Some(0));
-        let said = String::from_utf8(again.stdout).unwrap();
-        assert_eq!(said, format!("{path}: nothing to repair\n"));
+        let printed = String::from_utf8(again.stdout).unwrap();
+        assert_eq!(printed, format!("{path}: nothing to repair\n"));
 
         let back = draconis.run(["repair", "--revert", undo.to_str().unwrap(), path]);
         assert_eq!(back.status.code(), Some(0), "{back:?}");
@@ -65,12 +65,12 @@ fn safe_repairs_are_told_from_others() {
     let before = std::fs::read(&image).unwrap();
     let refused = draconis.run(["repair", "-p", path]);
     assert_eq!(refused.status.code(), Some(4));
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(said.contains("not all of this is safe; -y makes it"), "{said}");
+    let errors = String::from_utf8(refused.stderr).unwrap();
+    assert!(errors.contains("not all of this is safe; -y makes it"), "{errors}");
     let unasked = draconis.run(["repair", path]);
     assert_eq!(unasked.status.code(), Some(8));
-    let said = String::from_utf8(unasked.stderr).unwrap();
-    assert!(said.contains("-n shows the repair"), "{said}");
+    let errors = String::from_utf8(unasked.stderr).unwrap();
+    assert!(errors.contains("-n shows the repair"), "{errors}");
     assert!(std::fs::read(&image).unwrap() == before);
 
     let other = draconis.path("safe.img");
@@ -78,10 +78,10 @@ fn safe_repairs_are_told_from_others() {
     debugfs_write(&other, "set_inode_field /below/large links_count 3");
     let made = draconis.run(["repair", "-p", "--json", other.to_str().unwrap()]);
     assert_eq!(made.status.code(), Some(1), "{made:?}");
-    let said: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
-    assert_eq!((&said["written"], &said["complete"]), (&true.into(), &true.into()));
-    assert_eq!(said["fixes"][0]["what"], "link-count");
-    assert_eq!(said["fixes"][0]["action"], "the count is set");
+    let printed: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
+    assert_eq!((&printed["written"], &printed["complete"]), (&true.into(), &true.into()));
+    assert_eq!(printed["fixes"][0]["what"], "link-count");
+    assert_eq!(printed["fixes"][0]["action"], "the count is set");
     assert!(e2fsck_is_silent(&other));
 }
 
@@ -96,9 +96,9 @@ fn problem_without_fix_leaves_volume_as_it_is() {
     let before = std::fs::read(&image).unwrap();
     let left = draconis.run(["repair", "-y", path]);
     assert_eq!(left.status.code(), Some(4), "{left:?}");
-    let said = String::from_utf8(left.stdout).unwrap();
-    assert!(said.contains("the volume is longer than its disk"), "{said}");
-    assert!(said.contains("1 problems have no fix, nothing is written"), "{said}");
+    let printed = String::from_utf8(left.stdout).unwrap();
+    assert!(printed.contains("the volume is longer than its disk"), "{printed}");
+    assert!(printed.contains("1 problems have no fix, nothing is written"), "{printed}");
     assert!(std::fs::read(&image).unwrap() == before);
 }
 

@@ -47,10 +47,10 @@ fn lines_of(list: &Path) -> Vec<Value> {
 
 fn assert_copied(tree: &Path, copy: &Path) {
     let output = std::process::Command::new("diff").arg("-r").args([tree, copy]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let extra =
         |line: &str| line.ends_with("draconis-rescue.jsonl") || line.ends_with("lost+found");
-    let wrong: Vec<&str> = said.lines().filter(|line| !extra(line)).collect();
+    let wrong: Vec<&str> = printed.lines().filter(|line| !extra(line)).collect();
     assert!(wrong.is_empty(), "{wrong:?}");
     let inode = |path: PathBuf| fs::metadata(path).unwrap().ino();
     assert_eq!(inode(copy.join("long")), inode(copy.join("many/again")));
@@ -67,24 +67,24 @@ fn volume_without_superblock_is_read_and_not_written() {
     let at = |path: &str| format!("{shown}:{path}");
     let output = draconis.run(["cat", &at("/many/7")]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "file 7\n".repeat(7));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(said.lines().count(), 2, "{said}");
-    assert!(said.contains("its backup in block 8193 is used"), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(errors.lines().count(), 2, "{errors}");
+    assert!(errors.contains("its backup in block 8193 is used"), "{errors}");
     assert!(draconis.run_ok(["ls", &at("/many")]).lines().count() == 201);
     assert!(draconis.run_ok(["stat", &at("/long")]).contains("3000000"));
     assert!(draconis.run_ok(["info", shown]).contains("ext4"));
     draconis.run_ok(["undelete", shown]);
     let copy = draconis.path("copy");
-    let said = draconis.run_ok(["rescue", shown, copy.to_str().unwrap()]);
+    let printed = draconis.run_ok(["rescue", shown, copy.to_str().unwrap()]);
     assert!(
-        said.contains("206 files, links and directories") && said.lines().count() == 1,
-        "{said}"
+        printed.contains("206 files, links and directories") && printed.lines().count() == 1,
+        "{printed}"
     );
     assert_copied(&tree, &copy);
     for (refused, status) in [(vec!["check", shown], 8), (vec!["touch", &at("/new")], 1)] {
         let output = draconis.run(refused);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains("draconis repair restores it"), "{said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains("draconis repair restores it"), "{errors}");
         assert_eq!(output.status.code(), Some(status));
     }
     if has_fuse("a read-only mount through a backup superblock") {
@@ -94,16 +94,16 @@ fn volume_without_superblock_is_read_and_not_written() {
         assert!(notes.contains("its backup in block 8193 is used"), "{notes}");
         draconis.run_ok(["umount", mounted.to_str().unwrap()]);
         let mount = draconis.make_dir("refused");
-        let said = draconis.run_failing(["mount", shown, mount.to_str().unwrap()]);
-        assert!(said.contains("draconis repair restores it"), "{said}");
+        let errors = draconis.run_failing(["mount", shown, mount.to_str().unwrap()]);
+        assert!(errors.contains("draconis repair restores it"), "{errors}");
     }
     assert!(fs::read(&image).unwrap() == before, "the image changed");
     // By hand, in blocks of the volume.
     let other = draconis.path("other");
     let other = other.to_str().unwrap();
     draconis.run_ok(["rescue", "--superblock", "24577", "--block-size", "1K", shown, other]);
-    let said = draconis.run_failing(["rescue", "--superblock", "24578", shown, other]);
-    assert!(said.contains("superblock: no valid backup there"), "{said}");
+    let errors = draconis.run_failing(["rescue", "--superblock", "24578", shown, other]);
+    assert!(errors.contains("superblock: no valid backup there"), "{errors}");
     let output = draconis.run(["repair", "-y", "--superblock", "8193", shown]);
     assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
     common::volume::run_e2fsck(&image);
@@ -126,8 +126,8 @@ fn other_contents_over_an_old_volume_are_not_read_as_it() {
         vec!["ls", "--deleted", shown],
         vec!["touch", &format!("{shown}:/new")],
     ] {
-        let said = draconis.run_failing(&command);
-        assert!(said.contains("an XFS file system"), "{command:?}: {said}");
+        let errors = draconis.run_failing(&command);
+        assert!(errors.contains("an XFS file system"), "{command:?}: {errors}");
     }
     // On demand it is.
     draconis.run_ok(["rescue", "--superblock", "8193", shown, to]);
@@ -221,20 +221,20 @@ fn wrong_lists_maps_and_places_are_refused() {
     let list = copy.join("draconis-rescue.jsonl");
     let other = draconis.path("other.img");
     draconis.run_ok(["format", other.to_str().unwrap(), "8M"]);
-    let said = draconis.run_failing(["rescue", other.to_str().unwrap(), to]);
-    assert!(said.contains("the list of another volume"), "{said}");
+    let errors = draconis.run_failing(["rescue", other.to_str().unwrap(), to]);
+    assert!(errors.contains("the list of another volume"), "{errors}");
     fs::write(&list, "some notes\n").unwrap();
-    let said = draconis.run_failing(["rescue", shown, to]);
-    assert!(said.contains("not a list of draconis rescue"), "{said}");
+    let errors = draconis.run_failing(["rescue", shown, to]);
+    assert!(errors.contains("not a list of draconis rescue"), "{errors}");
     assert_eq!(fs::read_to_string(&list).unwrap(), "some notes\n");
-    let said = draconis.run_failing(["rescue", "--list", shown, shown, to]);
-    assert!(said.contains("this is the source itself"), "{said}");
-    let said = draconis.run_failing(["rescue", "--map", "missing.map", shown, to]);
-    assert!(said.contains("the map that ddrescue wrote with the copy"), "{said}");
+    let errors = draconis.run_failing(["rescue", "--list", shown, shown, to]);
+    assert!(errors.contains("this is the source itself"), "{errors}");
+    let errors = draconis.run_failing(["rescue", "--map", "missing.map", shown, to]);
+    assert!(errors.contains("the map that ddrescue wrote with the copy"), "{errors}");
     let map = draconis.path("wrong.map");
     fs::write(&map, "# a comment\n0x0 ?\n0x0 12\n").unwrap();
-    let said = draconis.run_failing(["rescue", "--map", map.to_str().unwrap(), shown, to]);
-    assert!(said.contains("line 3: not a start, a size and a state"), "{said}");
+    let errors = draconis.run_failing(["rescue", "--map", map.to_str().unwrap(), shown, to]);
+    assert!(errors.contains("line 3: not a start, a size and a state"), "{errors}");
     let output = draconis.run(["rescue", "--block-size", "3K", shown, to]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("a block has 1024, 2048"));
     assert_eq!(output.status.code(), Some(2));

@@ -38,8 +38,8 @@ impl<'a> WatchedSources<'a> {
     }
 
     fn assert_refused(&self, line: &[&str], why: &str) {
-        let said = self.draconis.run_failing(line);
-        assert!(said.contains(why), "{line:?}: {said}");
+        let errors = self.draconis.run_failing(line);
+        assert!(errors.contains(why), "{line:?}: {errors}");
         self.assert_sources_unchanged(line);
     }
 
@@ -93,8 +93,8 @@ fn stdout_redirected_to_source_is_refused() {
         let output = File::options().append(true).open(&image).unwrap();
         let mut command = draconis.command();
         let told = command.args(line).stdout(output).stderr(Stdio::piped()).output().unwrap();
-        let said = String::from_utf8_lossy(&told.stderr);
-        assert!(!told.status.success() && said.contains("standard output: the same"), "{said}");
+        let errors = String::from_utf8_lossy(&told.stderr);
+        assert!(!told.status.success() && errors.contains("standard output: the same"), "{errors}");
         watched.assert_sources_unchanged(line);
     }
 }
@@ -251,8 +251,8 @@ fn a_mounted_image_is_not_replaced() {
         &["get", "-r", &format!("{}:/", other.display()), path_str(draconis.dir.path())],
         &["tar", "--oci", path_str(&image), path_str(&other)],
     ] {
-        let said = draconis.run_failing(line);
-        assert!(said.contains("is in use"), "{said}");
+        let errors = draconis.run_failing(line);
+        assert!(errors.contains("is in use"), "{errors}");
         assert_eq!(inode(&image), before);
     }
     assert_eq!(std::fs::read(at.join("f")).unwrap(), b"precious");

@@ -166,8 +166,8 @@ fn listing_after_change_is_current_and_listing_alone_is_read_only() {
         (&["-E", "hash_alg=md5"], "half_md4"),
         (&["-M", &"x".repeat(65)], "64 bytes"),
     ] {
-        let said = draconis.run_failing([&["tune"][..], options, &[path]].concat());
-        assert!(said.contains(why), "{said}");
+        let errors = draconis.run_failing([&["tune"][..], options, &[path]].concat());
+        assert!(errors.contains(why), "{errors}");
     }
     run_e2fsck(&image);
 }

@@ -38,13 +38,13 @@ fn deleted_files_are_listed_and_copied() {
     let (image, files) = make_image(&draconis);
     let before = std::fs::read(&image).unwrap();
     let image = image.to_str().unwrap();
-    let said = draconis.run_ok(["undelete", image]);
-    assert_eq!(said.lines().filter(|line| line.starts_with("whole ")).count(), 4, "{said}");
-    assert!(said.contains(" /docs/a.txt\n") && said.contains(" /docs/old/\n"), "{said}");
+    let printed = draconis.run_ok(["undelete", image]);
+    assert_eq!(printed.lines().filter(|line| line.starts_with("whole ")).count(), 4, "{printed}");
+    assert!(printed.contains(" /docs/a.txt\n") && printed.contains(" /docs/old/\n"), "{printed}");
 
     let out = draconis.make_dir("out");
-    let said = draconis.run_ok(["undelete", image, "/docs/**", out.to_str().unwrap()]);
-    assert_eq!(said, "3 files: 3 whole\n");
+    let printed = draconis.run_ok(["undelete", image, "/docs/**", out.to_str().unwrap()]);
+    assert_eq!(printed, "3 files: 3 whole\n");
     for (name, bytes) in files.iter().filter(|(name, _)| *name != "kept") {
         assert!(std::fs::read(out.join(name)).unwrap() == *bytes, "{name}");
     }
@@ -78,10 +78,10 @@ fn single_files_are_chosen_by_name_and_inode() {
         assert!(std::fs::read(to).unwrap() == files["docs/b.txt"], "{pattern}");
     }
     // The dead inode has the time; the future has none.
-    let said = draconis.run_ok(["undelete", "--since", "@99999999999", image]);
-    assert_eq!(said, "");
-    let said = draconis.run_ok(["undelete", "--since", "@1000000000", image]);
-    assert_eq!(said.lines().count(), 4);
+    let printed = draconis.run_ok(["undelete", "--since", "@99999999999", image]);
+    assert_eq!(printed, "");
+    let printed = draconis.run_ok(["undelete", "--since", "@1000000000", image]);
+    assert_eq!(printed.lines().count(), 4);
 }
 
 #[test]
@@ -92,20 +92,20 @@ fn nothing_on_the_host_is_replaced() {
     let out = draconis.make_dir("out/docs");
     std::fs::write(out.join("a.txt"), "mine").unwrap();
     let top = draconis.path("out");
-    let said = draconis.run_failing(["undelete", text, "*.txt", top.to_str().unwrap()]);
-    assert!(said.contains("out/docs/a.txt: exists already; it was not replaced"), "{said}");
+    let errors = draconis.run_failing(["undelete", text, "*.txt", top.to_str().unwrap()]);
+    assert!(errors.contains("out/docs/a.txt: exists already; it was not replaced"), "{errors}");
     assert_eq!(std::fs::read(out.join("a.txt")).unwrap(), b"mine");
     assert!(out.join("b.txt").exists());
-    let said = draconis.run_failing(["undelete", text, "inode:13", text]);
+    let errors = draconis.run_failing(["undelete", text, "inode:13", text]);
     assert!(
-        said.contains("the same file as the source") || said.contains("source itself"),
-        "{said}"
+        errors.contains("the same file as the source") || errors.contains("source itself"),
+        "{errors}"
     );
-    let said = draconis.run_failing(["undelete", text, "nothing", top.to_str().unwrap()]);
-    assert!(said.contains("no deleted file matches"), "{said}");
-    let said =
+    let errors = draconis.run_failing(["undelete", text, "nothing", top.to_str().unwrap()]);
+    assert!(errors.contains("no deleted file matches"), "{errors}");
+    let errors =
         draconis.run_failing(["undelete", text, "*.txt", draconis.path("new").to_str().unwrap()]);
-    assert!(said.contains("DEST must be an existing directory"), "{said}");
+    assert!(errors.contains("DEST must be an existing directory"), "{errors}");
 }
 
 #[test]
@@ -120,8 +120,8 @@ fn unsure_and_overwritten_files_are_named() {
     let out = draconis.make_dir("out");
     let output = draconis.run(["undelete", text, "*.txt", out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("contents unsure") || said.contains("overwritten"), "{said}");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("contents unsure") || errors.contains("overwritten"), "{errors}");
     let listed = draconis.run_ok(["undelete", text]);
     assert!(
         !listed.lines().any(|line| line.starts_with("whole") && line.ends_with(".txt")),
@@ -143,13 +143,13 @@ fn deleted_files_are_a_tree_for_readers() {
     let text = image.to_str().unwrap();
     let deleted = format!("{text}@deleted");
     let output = draconis.run(["ls", "-R", &deleted]);
-    let said = String::from_utf8(output.stdout).unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
     assert!(
-        said.contains("a.txt\n") && said.contains("c.txt\n") && !said.contains("kept"),
-        "{said}"
+        printed.contains("a.txt\n") && printed.contains("c.txt\n") && !printed.contains("kept"),
+        "{printed}"
     );
     assert!(output.status.success() && output.stderr.is_empty(), "{:?}", output.stderr);
-    assert_eq!(draconis.run_ok(["ls", "-R", "--deleted", text]).replace(text, &deleted), said);
+    assert_eq!(draconis.run_ok(["ls", "-R", "--deleted", text]).replace(text, &deleted), printed);
 
     let out = draconis.path("a.txt");
     let source = format!("{deleted}:/docs/a.txt");
@@ -167,13 +167,13 @@ fn deleted_files_are_a_tree_for_readers() {
     for (name, bytes) in files.iter().filter(|(name, _)| *name != "kept") {
         assert!(std::fs::read(unpacked.join(name)).unwrap() == *bytes, "{name}");
     }
-    let said = draconis.run_ok(["stat", &source]);
-    assert!(said.contains("a.txt") && said.contains("640"), "{said}");
+    let printed = draconis.run_ok(["stat", &source]);
+    assert!(printed.contains("a.txt") && printed.contains("640"), "{printed}");
     assert!(draconis.run_ok(["info", &deleted]).contains("ext4"));
 
     // The image is protected, and nothing writes to the tree.
-    let said = draconis.run_failing(["get", &source, text]);
-    assert!(said.contains("source"), "{said}");
+    let errors = draconis.run_failing(["get", &source, text]);
+    assert!(errors.contains("source"), "{errors}");
     let new = out.to_str().unwrap();
     let socket = format!("unix:{}", draconis.path("socket").display());
     for line in [
@@ -189,24 +189,24 @@ fn deleted_files_are_a_tree_for_readers() {
         &["export", "--nbd", &socket, &deleted],
     ] {
         let output = draconis.run(line);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && said.contains("are only read"), "{line:?}: {said}");
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && errors.contains("are only read"), "{line:?}: {errors}");
     }
     assert!(!Path::new(&deleted).exists());
 
     // Unsure files are counted, and carry their state.
     overwrite_in_part(&draconis, &image);
     let output = draconis.run(["ls", "-R", &deleted]);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success() && said.contains(" deleted files are not whole"), "{said}");
-    let said = draconis.run_ok(["stat", &format!("{deleted}:/docs/old/c.txt")]);
-    assert!(said.contains("user.draconis.state"), "{said}");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && errors.contains(" deleted files are not whole"), "{errors}");
+    let printed = draconis.run_ok(["stat", &format!("{deleted}:/docs/old/c.txt")]);
+    assert!(printed.contains("user.draconis.state"), "{printed}");
 
     // A file of that name is that file.
     std::fs::copy(&image, &deleted).unwrap();
     assert!(draconis.run_ok(["ls", &deleted]).contains("kept"));
-    let said = draconis.run(["ls", "--deleted", &deleted]);
-    assert!(!String::from_utf8(said.stdout).unwrap().contains("kept"));
+    let errors = draconis.run(["ls", "--deleted", &deleted]);
+    assert!(!String::from_utf8(errors.stdout).unwrap().contains("kept"));
 }
 
 #[test]
@@ -217,8 +217,8 @@ fn deleted_files_of_a_disk_in_a_store_need_the_option() {
     let store = store.to_str().unwrap();
     draconis.run_ok(["store", "create", store, "--size", "32M", "--layout", "cow"]);
     draconis.run_ok(["store", "put", store, "vol", image.to_str().unwrap()]);
-    let said = draconis.run_failing(["ls", &format!("{store}#vol@deleted")]);
-    assert!(said.contains("no snapshot deleted; --deleted"), "{said}");
+    let errors = draconis.run_failing(["ls", &format!("{store}#vol@deleted")]);
+    assert!(errors.contains("no snapshot deleted; --deleted"), "{errors}");
     let target = format!("{store}#vol:/docs/b.txt");
     let output = draconis.run(["cat", "--deleted", &target]);
     assert!(output.stdout == files["docs/b.txt"]);
@@ -241,9 +241,9 @@ fn deleted_files_are_mounted() {
         &["mount", "-o", "deleted,rw", text, at],
     ] {
         let output = draconis.run(line);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{line:?}: {said}");
-        assert!(said.contains("deleted files are not whole"), "{said}");
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{line:?}: {errors}");
+        assert!(errors.contains("deleted files are not whole"), "{errors}");
         // The new file has the inode of a.txt.
         for name in ["docs/b.txt", "docs/old/c.txt"] {
             let bytes = &files[name];

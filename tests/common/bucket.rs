@@ -118,8 +118,8 @@ impl TestBucket {
         // A child of another test may hold our files between its fork and its exec.
         wait_until("it is not busy", || {
             let output = self.run(&["umount", at.to_str().unwrap()]);
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success() || said.contains("busy"), "{said}");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() || errors.contains("busy"), "{errors}");
             output.status.success()
         });
     }
@@ -148,15 +148,15 @@ impl TestBucket {
 
     pub fn run_ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{arguments:?}: {said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {errors}");
         String::from_utf8(output.stdout).unwrap()
     }
 
     pub fn run_failing(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
-        said
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {errors}");
+        errors
     }
 }

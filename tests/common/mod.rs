@@ -65,17 +65,17 @@ impl Draconis {
     /// Runs a command that must succeed; returns its output.
     pub fn run_ok<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
         let output = self.run(arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{}: {said}", output.status);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{}: {errors}", output.status);
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Runs a command that must fail with status 1; returns its error output.
     pub fn run_failing<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
         let output = self.run(arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        said
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        errors
     }
 
     /// Returns the names of the disks and snapshots of a store, in order.

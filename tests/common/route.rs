@@ -97,11 +97,11 @@ pub fn with_simulated_mount(rooms_bytes: usize, test: impl FnOnce(&mut ScriptedK
         let blocks = Box::new(move |len| blocks.allocate_block(len));
         let memory = Arc::new(SharedMemory::new(rooms_bytes).unwrap());
         // SAFETY: nothing else writes to the memory.
-        let rooms = unsafe { PagePool::new(memory.clone(), 0..rooms_bytes) };
+        let page_pool = unsafe { PagePool::new(memory.clone(), 0..rooms_bytes) };
         [&host, &guest].into_iter().for_each(|side| side.register_pool(memory.clone()));
         let disk = RemoteDisk::new(clients, Some(blocks), Duration::MAX).unwrap();
-        let disk = disk.with_shared_memory(rooms.clone());
-        let recorder = BufferOnlyLog { rooms: rooms.clone() };
+        let disk = disk.with_shared_memory(page_pool.clone());
+        let recorder = BufferOnlyLog { rooms: page_pool.clone() };
         let options = MountOptions::default();
         let tree = open_for_mount(Arc::new(disk), &[], &options, None).unwrap();
         let (mut kernel, device) = ScriptedKernel::new();
@@ -110,7 +110,7 @@ pub fn with_simulated_mount(rooms_bytes: usize, test: impl FnOnce(&mut ScriptedK
             let server = Server::new(&tree, ServerOptions::default()).with_recorder(&recorder);
             let activity = &activity;
             scope.spawn(move || server.serve(device, activity).unwrap());
-            test(&mut kernel, &rooms);
+            test(&mut kernel, &page_pool);
             drop(kernel);
         });
         tree.close().unwrap();

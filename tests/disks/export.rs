@@ -20,14 +20,14 @@ fn command_lines_are_checked() {
     let image = text(&image);
     let socket = format!("unix:{}", draconis.path("a.sock").display());
     std::fs::write(image, vec![0; 1 << 20]).unwrap();
-    let said = draconis.run_failing(["export", image]);
-    assert!(said.contains("unix:PATH") && said.contains("tcp:HOST:PORT"), "{said}");
-    let said = draconis.run_failing(["export", "--nbd", &socket, image, image]);
-    assert!(said.contains("another image has the name a.img"), "{said}");
-    let said = draconis.run_failing(["export", "--nbd", &socket, "--name", "x", image, "b.img"]);
-    assert!(said.contains("--name"), "{said}");
-    let said = draconis.run_failing(["export", "--nbd", &socket, "--partition", "1", image]);
-    assert!(said.contains("a.img"), "{said}");
+    let errors = draconis.run_failing(["export", image]);
+    assert!(errors.contains("unix:PATH") && errors.contains("tcp:HOST:PORT"), "{errors}");
+    let errors = draconis.run_failing(["export", "--nbd", &socket, image, image]);
+    assert!(errors.contains("another image has the name a.img"), "{errors}");
+    let errors = draconis.run_failing(["export", "--nbd", &socket, "--name", "x", image, "b.img"]);
+    assert!(errors.contains("--name"), "{errors}");
+    let errors = draconis.run_failing(["export", "--nbd", &socket, "--partition", "1", image]);
+    assert!(errors.contains("a.img"), "{errors}");
     assert_eq!(draconis.run(["export", "--nbd", "/a", image]).status.code(), Some(2));
     assert_eq!(draconis.run(["export", "--nbd", &socket]).status.code(), Some(2));
 }
@@ -254,8 +254,8 @@ fn qemu_reads_and_writes() {
         ] {
             io.args(["-c", command]);
         }
-        let said = String::from_utf8(succeed(io.args(["-f", "raw", uri])).stdout).unwrap();
-        assert!(!said.contains("failed"), "{said}");
+        let printed = String::from_utf8(succeed(io.args(["-f", "raw", uri])).stdout).unwrap();
+        assert!(!printed.contains("failed"), "{printed}");
         export.end();
     }
     succeed(Command::new("qemu-img").args(["check", "-q", text(&qcow2)]));
@@ -333,15 +333,15 @@ fn images_are_locked() {
     let export = Export::at(&draconis, "sock", &[shown]);
     draconis.run_failing(["export", "--nbd", &other, shown]);
     draconis.run_failing(["export", "--nbd", &other, "-r", shown]);
-    let said = draconis.run_failing(["format", "--force", shown]);
-    assert!(said.contains("in use"), "{said}");
+    let errors = draconis.run_failing(["format", "--force", shown]);
+    assert!(errors.contains("in use"), "{errors}");
     export.end();
     let _one = Export::at(&draconis, "sock", &["-r", shown]);
     let _two = Export::at(&draconis, "other", &["-r", shown]);
     draconis.run_failing(["export", "--nbd", &format!("{other}2"), shown]);
     // The socket of a running export is not replaced.
-    let said = draconis.run_failing(["export", "--nbd", &other, "-r", shown]);
-    assert!(said.contains("other"), "{said}");
+    let errors = draconis.run_failing(["export", "--nbd", &other, "-r", shown]);
+    assert!(errors.contains("other"), "{errors}");
 }
 
 #[test]

@@ -144,8 +144,8 @@ fn other_images_are_refused() {
     let image = draconis.path("a.img");
     std::fs::write(&image, vec![0; 1 << 20]).unwrap();
     let socket = format!("unix:{}", draconis.path("sock").display());
-    let said = draconis.run_failing(["export", "--nbd", &socket, "--clone", text(&image)]);
-    assert!(said.contains("a.img") && said.contains("draconis store put"), "{said}");
+    let errors = draconis.run_failing(["export", "--nbd", &socket, "--clone", text(&image)]);
+    assert!(errors.contains("a.img") && errors.contains("draconis store put"), "{errors}");
     let disk = make_store(&draconis);
     for wrong in [&["--clone", "-r"][..], &["--clone=a b"], &["--connections", "0"]] {
         let line = [&["export", "--nbd", &socket], wrong, &[&*disk]].concat();

@@ -167,12 +167,12 @@ fn clients_that_connect_again_see_no_error() {
         draconis_testkit::wait::pause("the kill comes at any moment", Duration::from_millis(300));
         kill(&draconis, export, &image);
         kill_until_ended(&draconis, &image, &mut client);
-        let said = std::fs::read_to_string(draconis.path("said")).unwrap();
+        let message = std::fs::read_to_string(draconis.path("said")).unwrap();
         let is_good = client.wait().unwrap().success()
-            && said.lines().filter(|line| line.contains("bytes at offset")).count()
+            && message.lines().filter(|line| line.contains("bytes at offset")).count()
                 == 2 * count as usize
-            && !said.contains("fail");
-        assert!(is_good, "{image}: {said}");
+            && !message.contains("fail");
+        assert!(is_good, "{image}: {message}");
         // nbdkit's retry filter opens its connection again and repeats what failed.
         let export = Export::at(&draconis, "sock", &[&image]);
         let mut nbdkit = Command::new("nbdkit");

@@ -90,9 +90,9 @@ fn qemu_and_libnbd_use_tls() {
         "flush",
         &target,
     ];
-    let said = succeed(&mut qemu("qemu-io", &right, &script)).stdout;
-    let said = String::from_utf8(said).unwrap();
-    assert!(!said.contains("failed"), "{said}");
+    let printed = succeed(&mut qemu("qemu-io", &right, &script)).stdout;
+    let printed = String::from_utf8(printed).unwrap();
+    assert!(!printed.contains("failed"), "{printed}");
     // An authority that is not the server's, and no TLS at all.
     let fails = |command: &mut Command| {
         let output = command.stderr(Stdio::null()).output().unwrap();
@@ -157,6 +157,6 @@ fn plain_text_is_refused() {
     std::fs::remove_file(certificates.join("server-key.pem")).unwrap();
     let address = format!("unix:{}", draconis.path("other").display());
     let line = ["export", "--nbd", &address, "--tls", text(&certificates), text(&disk)];
-    let said = draconis.run_failing(line);
-    assert!(said.contains("server-key.pem"), "{said}");
+    let errors = draconis.run_failing(line);
+    assert!(errors.contains("server-key.pem"), "{errors}");
 }

@@ -76,8 +76,8 @@ fn command_lines_are_checked() {
     let draconis = Draconis::new();
     std::fs::write(draconis.path("a.img"), vec![0; 1 << 20]).unwrap();
     let (image, path) = (draconis.path("a.img"), socket(&draconis));
-    let said = draconis.run_failing(["export", "--vhost-user", text(&path), text(&image), "b"]);
-    assert!(said.contains("one image"), "{said}");
+    let errors = draconis.run_failing(["export", "--vhost-user", text(&path), text(&image), "b"]);
+    assert!(errors.contains("one image"), "{errors}");
     let both = ["export", "--vhost-user", text(&path), "--nbd", "unix:a", text(&image)];
     assert_eq!(draconis.run(both).status.code(), Some(2));
     let run = ["export", "--vhost-user", text(&path), "--run", "exit 7", text(&image)];

@@ -64,39 +64,45 @@ fn a_device_is_touched_only_by_who_says_so() {
     let Some(device) = LoopDevice::attach(&file, test) else { return };
     let device = device.name();
     for command in [&["store", "probe", device][..], &["store", "create", device]] {
-        let said = draconis.run_failing(command);
-        assert!(said.contains("--destroy"), "{said}");
-        let said = draconis.run(command);
-        assert!(!said.status.success());
+        let errors = draconis.run_failing(command);
+        assert!(errors.contains("--destroy"), "{errors}");
+        let errors = draconis.run(command);
+        assert!(!errors.status.success());
     }
     // Nothing was written, not even for detection.
     assert_eq!(allocated_bytes(&file), 0);
 
     run("mke2fs", &["-q", "-F", "-t", "ext2", device]);
-    let said = draconis.run_failing(["store", "create", "--force", device]);
-    assert!(said.contains("holds an ext file system") && said.contains("--destroy"), "{said}");
-    let said = draconis.run_failing(["store", "probe", device]);
-    assert!(said.contains("holds an ext file system") && said.contains("--destroy"), "{said}");
+    let errors = draconis.run_failing(["store", "create", "--force", device]);
+    assert!(
+        errors.contains("holds an ext file system") && errors.contains("--destroy"),
+        "{errors}"
+    );
+    let errors = draconis.run_failing(["store", "probe", device]);
+    assert!(
+        errors.contains("holds an ext file system") && errors.contains("--destroy"),
+        "{errors}"
+    );
     let at = draconis.make_dir("mounted");
     run("mount", &[device, at.to_str().unwrap()]);
     let held = common::KernelMount { at };
     for command in ["probe", "create"] {
-        let said = draconis.run_failing(["store", command, "--destroy", device]);
-        assert!(said.contains("in use; unmount it first"), "{said}");
+        let errors = draconis.run_failing(["store", command, "--destroy", device]);
+        assert!(errors.contains("in use; unmount it first"), "{errors}");
     }
     drop(held);
     run("e2fsck", &["-fn", device]);
 
-    let said = draconis.run_ok(["store", "probe", "--destroy", "--json", device]);
-    let probed: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert!(probed["measured"]["write_bytes_per_s"].as_u64().unwrap() > 0, "{said}");
-    let said = draconis.run_failing(["store", "create", "--destroy", "--size", "32M", device]);
-    assert!(said.contains("takes all of a device"), "{said}");
-    let said = draconis.run_ok(["store", "create", "--destroy", device]);
-    assert!(said.contains("64.0 MiB, layout "), "{said}");
-    assert!(said.contains("queue depth "), "{said}");
-    let said = draconis.run_failing(["store", "create", device]);
-    assert!(said.contains("holds a store; --destroy"), "{said}");
+    let printed = draconis.run_ok(["store", "probe", "--destroy", "--json", device]);
+    let probed: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert!(probed["measured"]["write_bytes_per_s"].as_u64().unwrap() > 0, "{printed}");
+    let errors = draconis.run_failing(["store", "create", "--destroy", "--size", "32M", device]);
+    assert!(errors.contains("takes all of a device"), "{errors}");
+    let printed = draconis.run_ok(["store", "create", "--destroy", device]);
+    assert!(printed.contains("64.0 MiB, layout "), "{printed}");
+    assert!(printed.contains("queue depth "), "{printed}");
+    let errors = draconis.run_failing(["store", "create", device]);
+    assert!(errors.contains("holds a store; --destroy"), "{errors}");
     assert!(draconis.run_ok(["store", "info", device]).contains("64.0 MiB"));
     draconis.run_ok(["kv", "put", device, "key", "value"]);
     assert_eq!(draconis.run_ok(["kv", "get", device, "key"]), "value");

@@ -43,16 +43,16 @@ impl TestStore {
 
     fn run_ok(&self, line: &str) -> String {
         let output = self.command(line).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{line}: {said}");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{line}: {errors}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     fn run_failing(&self, line: &str) -> String {
         let output = self.command(line).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{line}: {said}");
-        said
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{line}: {errors}");
+        errors
     }
 
     /// Checks a disk with our check and `e2fsck`, and the store.
@@ -75,20 +75,20 @@ fn disk_create_list_grow_remove() {
     let listed: serde_json::Value =
         serde_json::from_str(&place.run_ok("store ls --json s")).unwrap();
     assert_eq!(listed[0]["names"], serde_json::json!(["vol"]));
-    let said = place.run_failing("store disk s vol 4M");
-    assert!(said.contains("s#vol has 16.0 MiB, 4.0 MiB is less"), "{said}");
+    let errors = place.run_failing("store disk s vol 4M");
+    assert!(errors.contains("s#vol has 16.0 MiB, 4.0 MiB is less"), "{errors}");
     assert!(place.run_failing("store disk s odd 1000").contains("whole sectors"));
     for name in ["new", "17", "a/b", "a#b", "a@b"] {
         let refused = place.command(&format!("store disk s {name} 8M")).output().unwrap();
         assert_eq!(refused.status.code(), Some(2), "{name}");
     }
-    let said = place.run_failing("info s#vol");
-    assert!(said.contains("not an ext volume"), "{said}");
-    let said = place.run_failing("ls s#other:/");
-    assert!(said.contains("s has no disk other; draconis store disk s other SIZE"), "{said}");
+    let errors = place.run_failing("info s#vol");
+    assert!(errors.contains("not an ext volume"), "{errors}");
+    let errors = place.run_failing("ls s#other:/");
+    assert!(errors.contains("s has no disk other; draconis store disk s other SIZE"), "{errors}");
     assert!(place.run_failing("store get s other -").contains("there is no disk other"));
-    let said = place.run_failing("mount s#vol .");
-    assert!(said.contains("s#vol: not an ext volume"), "{said}");
+    let errors = place.run_failing("mount s#vol .");
+    assert!(errors.contains("s#vol: not an ext volume"), "{errors}");
     place.run_ok("store rm s vol");
     assert_eq!(place.run_ok("store ls s"), "");
     place.run_ok("store rm -f s vol");
@@ -109,8 +109,8 @@ fn volume_commands_work_on_store_disk() {
         // A missing disk is created, as a file would be.
         place.run_ok(&at(&format!("format -t {kind} @ 48M")));
         place.check_disk(name);
-        let said = place.run_failing(&at("format @"));
-        assert!(said.contains("holds an ext file system; --force overwrites it"), "{said}");
+        let errors = place.run_failing(&at("format @"));
+        assert!(errors.contains("holds an ext file system; --force overwrites it"), "{errors}");
         place.run_ok(&at("put -r tree @:/"));
         place.check_disk(name);
         place.run_ok(&at("get -r @:/tree back"));
@@ -213,8 +213,8 @@ fn full_store_reports_no_space_and_keeps_data() {
     let mut dice = draconis_device::Random::new(3);
     let noise: Vec<u8> = (0..25 << 20).flat_map(|_| dice.next_u64().to_le_bytes()).collect();
     std::fs::write(place.path("large"), noise).unwrap();
-    let said = place.run_failing("put large s#vol:/");
-    assert!(said.contains("the store is full") && said.contains("are free"), "{said}");
+    let errors = place.run_failing("put large s#vol:/");
+    assert!(errors.contains("the store is full") && errors.contains("are free"), "{errors}");
     assert_eq!(place.run_ok("cat s#vol:/small"), "kept");
     place.check_disk("vol");
 }

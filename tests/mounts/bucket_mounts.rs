@@ -67,18 +67,21 @@ fn test_volume_moves_between_machines(place: &TestBucket) {
 fn test_commands_on_bucket_volume(place: &TestBucket) {
     place.run_ok(&["store", "create", &place.address, "--size", "256M"]);
     let (one, two) = (place.disk_name("one"), place.disk_name("two"));
-    let said = place.run_failing(&["ls", &place.address]);
-    assert!(said.contains("is a store; ") && said.contains("#NAME is a disk in it"), "{said}");
-    let said = place.run_failing(&["ls", &one]);
-    assert!(said.contains("has no disk one") && said.contains("store disk"), "{said}");
+    let errors = place.run_failing(&["ls", &place.address]);
+    assert!(
+        errors.contains("is a store; ") && errors.contains("#NAME is a disk in it"),
+        "{errors}"
+    );
+    let errors = place.run_failing(&["ls", &one]);
+    assert!(errors.contains("has no disk one") && errors.contains("store disk"), "{errors}");
     place.run_ok(&["format", "-t", "ext4", "-L", "first", &one, "32M"]);
     place.run_ok(&["store", "disk", &place.address, "two", "16M"]);
     let tree = place.draconis.make_dir("tree");
     std::fs::create_dir(tree.join("dir")).unwrap();
     std::fs::write(tree.join("dir/file"), vec![7; 70_000]).unwrap();
     place.run_ok(&["format", "-t", "ext2", "--from", path_str(&tree), "--force", &two]);
-    let said = place.run_failing(&["format", &two]);
-    assert!(said.contains("--force overwrites it"), "{said}");
+    let errors = place.run_failing(&["format", &two]);
+    assert!(errors.contains("--force overwrites it"), "{errors}");
     place.run_ok(&["put", "-r", path_str(&tree.join("dir")), &format!("{one}:/")]);
     place.run_ok(&["mkdir", &format!("{one}:/made")]);
     place.run_ok(&["cp", "-r", &format!("{two}:/dir"), &format!("{one}:/made/")]);
@@ -100,11 +103,11 @@ fn test_commands_on_bucket_volume(place: &TestBucket) {
     place.run_ok(&["store", "snapshot", &one, "kept"]);
     place.run_ok(&["rm", &format!("{one}:/made/moved")]);
     assert!(place.run_ok(&["ls", &format!("{one}@kept:/made")]).contains("moved"));
-    let said = place.run_failing(&["rm", &format!("{one}@kept:/made/moved")]);
-    assert!(said.contains("is a snapshot, and read-only"), "{said}");
+    let errors = place.run_failing(&["rm", &format!("{one}@kept:/made/moved")]);
+    assert!(errors.contains("is a snapshot, and read-only"), "{errors}");
     let output = place.run(&["ls", "--stats", &one]);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("requests: 0 PUT, ") && said.contains(" GET, "), "{said}");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("requests: 0 PUT, ") && errors.contains(" GET, "), "{errors}");
 }
 
 /// The second machine is refused with the name of the first, or fences it. The first one then
@@ -123,12 +126,12 @@ fn test_second_mount_is_refused_or_fences(place: &TestBucket) {
         &["mkdir", &format!("{}:/dir", other.disk_name("two"))],
         &["kv", "put", &other.address, "key", "value"],
     ] {
-        let said = other.run_failing(refused);
-        assert!(said.contains(" is mounted by ") && said.contains("--take-over"), "{said}");
+        let errors = other.run_failing(refused);
+        assert!(errors.contains(" is mounted by ") && errors.contains("--take-over"), "{errors}");
     }
     // On the same machine, the error names the mount.
-    let said = place.run_failing(&["mkdir", &format!("{}:/dir", place.disk_name("two"))]);
-    assert!(said.contains("disks in it are mounted here"), "{said}");
+    let errors = place.run_failing(&["mkdir", &format!("{}:/dir", place.disk_name("two"))]);
+    assert!(errors.contains("disks in it are mounted here"), "{errors}");
     // Readers disturb no writer, on either machine.
     assert_eq!(place.run_ok(&["cat", &format!("{}:/first", place.disk_name("vol"))]), "1");
     let read = other.mount("vol", "read", &["-o", "ro"]);
@@ -147,8 +150,8 @@ fn test_second_mount_is_refused_or_fences(place: &TestBucket) {
     });
     std::fs::write(at.join("lost too"), "4").unwrap_err();
     assert_eq!(std::fs::read(at.join("first")).unwrap(), b"1");
-    let said = place.run_failing(&["umount", path_str(&at)]);
-    assert!(said.contains("was taken over by "), "{said}");
+    let errors = place.run_failing(&["umount", path_str(&at)]);
+    assert!(errors.contains("was taken over by "), "{errors}");
     write_durably(&there.join("fourth"), b"4").unwrap();
     other.unmount(&there);
     // The writer has closed the store, so there is nothing to fence.
@@ -221,8 +224,8 @@ fn test_journal_recovers_synced_data(place: &TestBucket) {
             "{refused}"
         );
     }
-    let said = place.run_failing(&["ls", "--journal", &journal, &place.disk_name("vol")]);
-    assert!(said.contains("has what ") && said.contains(" has not yet"), "{said}");
+    let errors = place.run_failing(&["ls", "--journal", &journal, &place.disk_name("vol")]);
+    assert!(errors.contains("has what ") && errors.contains(" has not yet"), "{errors}");
     // As in fstab.
     let words = format!("bucket_journal={}:16M,bucket_commit_ms=1000000", file.display());
     let at = place.mount("vol", "at", &["-o", &words]);
@@ -244,12 +247,12 @@ fn test_journal_recovers_synced_data(place: &TestBucket) {
         &journal,
         &format!("{}:/dir", place.disk_name("vol")),
     ]);
-    let said = String::from_utf8(output.stderr).unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
     assert!(
         output.status.success()
-            && said.contains("journal: ")
-            && said.contains(" records, flushed "),
-        "{said}"
+            && errors.contains("journal: ")
+            && errors.contains(" records, flushed "),
+        "{errors}"
     );
     place.check_store_and_volume("vol");
 }
@@ -264,13 +267,13 @@ fn test_umount_reports_unsent_journal(mut place: TestBucket) {
     write_durably(&at.join("first"), b"1").unwrap();
     let start = place.stop_server();
     write_durably(&at.join("second"), b"2").unwrap();
-    let mut said = String::new();
+    let mut text = String::new();
     wait_until("it is not busy", || {
-        said = place.run_failing(&["umount", path_str(&at)]);
-        !said.contains("busy")
+        text = place.run_failing(&["umount", path_str(&at)]);
+        !text.contains("busy")
     });
     let what = format!("{} keeps what was acknowledged and {}", file.display(), place.address);
-    assert!(said.contains(&what) && said.contains(path_str(&at)), "{said}");
+    assert!(text.contains(&what) && text.contains(path_str(&at)), "{text}");
     assert!(mounts_below(&at).is_empty());
     start(&mut place);
     let at = place.mount("vol", "at", &["-o", &words]);
@@ -292,13 +295,13 @@ fn test_mount_options_of_buckets(place: &TestBucket) {
         ("bucket_take_over=1", "'bucket_take_over': it takes no value"),
         ("bucket_size=1", "'bucket_size': no such option"),
     ] {
-        let said = refused(words, &place.disk_name("vol"));
-        assert!(said.contains(why), "{said}");
+        let text = refused(words, &place.disk_name("vol"));
+        assert!(text.contains(why), "{text}");
     }
     let image = place.draconis.path("image");
     std::fs::write(&image, "").unwrap();
-    let said = refused("bucket_deadline=5", path_str(&image));
-    assert!(said.contains("'bucket_deadline': ") && said.contains("is in no bucket"), "{said}");
+    let text = refused("bucket_deadline=5", path_str(&image));
+    assert!(text.contains("'bucket_deadline': ") && text.contains("is in no bucket"), "{text}");
     // Read data goes to the given cache directory.
     let kept = format!("bucket_cache={}:8M,bucket_deadline=100", cache.display());
     let at = place.mount("vol", "at", &["-o", &kept]);

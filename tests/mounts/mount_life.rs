@@ -69,8 +69,8 @@ fn mount_of_killed_worker_stays_dead() {
     signal_process(&worker, Signal::KILL);
     reader.join().unwrap().unwrap_err();
     assert!(wait_until_dead(&draconis).contains("was killed by signal 9"));
-    let said = draconis.run_ok(["status"]);
-    assert!(said.contains("dead") && said.contains("signal 9"), "{said}");
+    let printed = draconis.run_ok(["status"]);
+    assert!(printed.contains("dead") && printed.contains("signal 9"), "{printed}");
     let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
     assert!(log.contains("was killed by signal 9"), "{log}");
     // Writes by path do not reach the directory below the mount.
@@ -82,8 +82,8 @@ fn mount_of_killed_worker_stays_dead() {
     assert_eq!(std::fs::read_to_string(elsewhere.join("hello")).unwrap(), "hello\n");
     draconis.run_ok(["umount".as_ref(), elsewhere.as_os_str()]);
     // The directory is not, unless --replace is given.
-    let said = draconis.run_failing(append_image_and_mount_point(&["mount"], &image, &at));
-    assert!(said.contains("dead mount") && said.contains("--replace"), "{said}");
+    let errors = draconis.run_failing(append_image_and_mount_point(&["mount"], &image, &at));
+    assert!(errors.contains("dead mount") && errors.contains("--replace"), "{errors}");
     draconis.run_ok(append_image_and_mount_point(&["mount", "--replace"], &image, &at));
     assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
     assert_eq!(mounts_below(&at).len(), 1);
@@ -213,14 +213,15 @@ fn mount_without_keeper_is_listed_and_cleared() {
         // Without both processes, the FUSE connection is closed.
         assert_not_connected(std::fs::read(at.join("hello")));
         assert!(is_status_dead(&draconis, &at));
-        let said = draconis.run_ok(["status"]);
+        let printed = draconis.run_ok(["status"]);
         let name = format!("{} on {}\n  dead", image.display(), at.display());
-        assert!(said.contains(&name), "{said}");
+        assert!(printed.contains(&name), "{printed}");
         if words.len() == 1 {
             let other = draconis.mount(&make_small_volume(&draconis, "b.img"), "other", "ro");
             assert!(is_status_dead(&draconis, &at));
-            let said = draconis.run_failing(append_image_and_mount_point(&["mount"], &image, &at));
-            assert!(said.contains("--replace"), "{said}");
+            let errors =
+                draconis.run_failing(append_image_and_mount_point(&["mount"], &image, &at));
+            assert!(errors.contains("--replace"), "{errors}");
             draconis.run_ok([words, &[at.to_str().unwrap()]].concat());
             draconis.run_ok(["umount".as_ref(), other.as_os_str()]);
         } else {
@@ -236,15 +237,15 @@ fn mount_without_keeper_is_listed_and_cleared() {
     assert_eq!(mounts_below(&at).len(), 1);
     assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
     // A mount that is alive is not replaced.
-    let said = draconis.run_failing(append_image_and_mount_point(
+    let errors = draconis.run_failing(append_image_and_mount_point(
         &["mount", "--replace"],
         &make_small_volume(&draconis, "b.img"),
         &at,
     ));
-    assert!(said.contains("already"), "{said}");
+    assert!(errors.contains("already"), "{errors}");
     draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
-    let said = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
-    assert!(said.contains("nothing is mounted there"), "{said}");
+    let errors = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
+    assert!(errors.contains("nothing is mounted there"), "{errors}");
 }
 
 #[test]
@@ -286,15 +287,15 @@ fn busy_unmount_names_blocking_process() {
     let draconis = Draconis::new();
     let at = draconis.mount(&make_small_volume(&draconis, "a.img"), "at", "ro");
     let mut child = Command::new("sleep").arg("1000").current_dir(&at).spawn().unwrap();
-    let said = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
+    let errors = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
     let open = std::fs::File::open(at.join("hello")).unwrap();
     let also = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(said.contains("busy"), "{said}");
-    assert!(said.contains(&format!("process {} (sleep)", child.id())), "{said}");
+    assert!(errors.contains("busy"), "{errors}");
+    assert!(errors.contains(&format!("process {} (sleep)", child.id())), "{errors}");
     assert!(also.contains(&format!("process {} (", std::process::id())), "{also}");
-    assert_eq!(said.matches(at.to_str().unwrap()).count(), 1, "{said}");
+    assert_eq!(errors.matches(at.to_str().unwrap()).count(), 1, "{errors}");
     drop(open);
     draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
 }
@@ -379,8 +380,8 @@ fn mount_type_and_source(at: &Path) -> (String, String) {
 
 /// Lists the loop devices of `image`.
 fn list_loop_devices(image: &Path) -> String {
-    let said = Command::new("losetup").arg("-j").arg(image).output().unwrap();
-    String::from_utf8(said.stdout).unwrap()
+    let printed = Command::new("losetup").arg("-j").arg(image).output().unwrap();
+    String::from_utf8(printed.stdout).unwrap()
 }
 
 #[test]
@@ -523,8 +524,8 @@ fn full_host_disk_is_reported() {
     drop(file);
     let full = "the file system that holds the image is full";
     wait_until("it is said", || draconis.run_ok(["status"]).contains(full));
-    let said = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
-    assert!(said.contains(full) && !said.contains("os error"), "{said}");
+    let errors = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
+    assert!(errors.contains(full) && !errors.contains("os error"), "{errors}");
     wait_until("the file is free", || {
         Command::new("umount").arg(&below).status().unwrap().success()
     });
@@ -549,8 +550,8 @@ fn read_only_mount_allows_other_readers() {
     draconis.run_ok(["check", shown]);
     draconis.run_ok(["get", &file, draconis.path("got").to_str().unwrap()]);
     for line in [&["rm", &file][..], &["set-label", shown, "x"], &["grow", shown, "64M"]] {
-        let said = draconis.run_failing(line);
-        assert!(said.contains("in use"), "{line:?}: {said}");
+        let errors = draconis.run_failing(line);
+        assert!(errors.contains("in use"), "{line:?}: {errors}");
     }
     assert_eq!(std::fs::read(at.join("f")).unwrap(), b"precious");
     draconis.run_ok(["umount", at.to_str().unwrap()]);
@@ -610,8 +611,8 @@ fn mount_reports_damaged_group_descriptors() {
     let at = draconis.make_dir("at");
     let line = ["mount", "-o", "ro", image.to_str().unwrap(), at.to_str().unwrap()];
     let output = draconis.run(line);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success() && said.contains("group descriptor"), "{said}");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && errors.contains("group descriptor"), "{errors}");
     assert!(std::fs::read_dir(&at).unwrap().count() > 0);
     // A working directory in the mount does not keep it busy for `umount`.
     let mut command = draconis.command();

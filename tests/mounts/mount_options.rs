@@ -121,10 +121,10 @@ fn volume_with_error_flag_is_mounted_read_only() {
         let at = draconis.make_dir("at");
         let output =
             draconis.command().args(["mount", "-o", options]).args([&image, &at]).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{said}");
-        assert!(said.contains("damaged"), "{options}: {said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let error_text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{error_text}");
+        assert!(error_text.contains("damaged"), "{options}: {error_text}");
+        assert_eq!(error_text.lines().count(), 1, "{error_text}");
         assert_eq!(draconis.status()["mounts"][0]["read_only"], read_only, "{options}");
         let written = std::fs::write(at.join("new"), "x").map_err(|error| error.raw_os_error());
         assert_eq!(written, if read_only { Err(Some(EROFS)) } else { Ok(()) }, "{options}");
@@ -151,8 +151,8 @@ fn remount_read_only_and_read_write() {
             words.into_iter().chain([image.clone().into(), at.into()]).collect::<Vec<_>>()
         };
         let file = std::fs::File::create(at.join("new")).unwrap();
-        let said = draconis.run_failing(remount("remount,ro"));
-        assert!(said.contains("open for writing"), "{said}");
+        let errors = draconis.run_failing(remount("remount,ro"));
+        assert!(errors.contains("open for writing"), "{errors}");
         drop(file);
         std::fs::write(at.join("new"), options).unwrap();
         draconis.run_ok(remount("remount,ro"));
@@ -176,13 +176,13 @@ fn remount_read_only_and_read_write() {
         run_e2fsck(&image);
     }
     let at = draconis.mount(&image, "at", "ro");
-    let said = draconis.run_failing([
+    let errors = draconis.run_failing([
         "mount".as_ref(),
         "-o".as_ref(),
         "remount,rw".as_ref(),
         at.as_os_str(),
     ]);
-    assert!(said.contains("unmount it and mount it again"), "{said}");
+    assert!(errors.contains("unmount it and mount it again"), "{errors}");
     unmount(&draconis, &at);
 }
 
@@ -196,8 +196,8 @@ fn run_in_mount_namespace(draconis: &Draconis, script: &str) -> String {
         .current_dir(draconis.dir.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{errors}");
     String::from_utf8(output.stdout).unwrap()
 }
 

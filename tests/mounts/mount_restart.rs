@@ -106,8 +106,8 @@ fn writes_survive_worker_death_during_unmount() {
             let unmounting = scope.spawn(|| {
                 wait_until("it is unmounted", || {
                     let output = draconis.run(["umount".as_ref(), at.as_os_str()]);
-                    let said = String::from_utf8_lossy(&output.stderr);
-                    assert!(output.status.success() || said.contains("busy"), "{said}");
+                    let errors = String::from_utf8_lossy(&output.stderr);
+                    assert!(output.status.success() || errors.contains("busy"), "{errors}");
                     output.status.success()
                 });
             });
@@ -175,8 +175,8 @@ fn request_that_kills_workers_is_quarantined() {
     let mount = draconis.status()["mounts"][0].clone();
     assert_eq!(mount["restarts"], 2, "{mount}");
     assert_eq!(mount["worker"]["refused"][0], "looking a name up in inode 1", "{mount}");
-    let said = draconis.run_ok(["status"]);
-    assert!(said.contains("refused   looking a name up in inode 1"), "{said}");
+    let printed = draconis.run_ok(["status"]);
+    assert!(printed.contains("refused   looking a name up in inode 1"), "{printed}");
     draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
     run_e2fsck(&image);
 }
@@ -201,8 +201,8 @@ fn pending_requests_fail_once_without_kernel_resend() {
         let mount = draconis.status()["mounts"][0].clone();
         assert_eq!((&mount["restarts"], &mount["resends"]), (&restarts.into(), &false.into()));
     }
-    let said = draconis.run_ok(["status"]);
-    assert!(said.contains("this needs Linux 6.9"), "{said}");
+    let printed = draconis.run_ok(["status"]);
+    assert!(printed.contains("this needs Linux 6.9"), "{printed}");
     assert_eq!(std::fs::read_to_string(at.join("open")).unwrap(), "xyxy");
     drop(open);
     draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
@@ -212,10 +212,13 @@ fn pending_requests_fail_once_without_kernel_resend() {
 /// Returns sequence number and node name of the MMP block.
 fn mmp_sequence_and_node(image: &Path) -> (u32, String) {
     let mut debugfs = judge::tool_command("debugfs");
-    let said = judge::try_run(debugfs.args(["-c", "-R", "dump_mmp"]).arg(image)).unwrap().stdout;
+    let printed = judge::try_run(debugfs.args(["-c", "-R", "dump_mmp"]).arg(image)).unwrap().stdout;
     let field = |name: &str| {
-        let line = said.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap_or_else(|| panic!("{name}: {said}")).trim_start_matches(':').trim().to_owned()
+        let line = printed.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{name}: {printed}"))
+            .trim_start_matches(':')
+            .trim()
+            .to_owned()
     };
     let sequence = field("sequence");
     (u32::from_str_radix(sequence.trim_start_matches("0x"), 16).unwrap(), field("node_name"))
@@ -247,8 +250,8 @@ fn mmp_claim_survives_worker_death() {
     // A manager without knowledge of the first one, and a kernel that knows no other locks.
     let other = Draconis::new();
     let elsewhere = other.make_dir("at");
-    let said = other.run_failing(["mount".as_ref(), image.as_os_str(), elsewhere.as_os_str()]);
-    assert!(said.contains("in use"), "{said}");
+    let errors = other.run_failing(["mount".as_ref(), image.as_os_str(), elsewhere.as_os_str()]);
+    assert!(errors.contains("in use"), "{errors}");
     if has_root("asking the kernel") {
         // With its own loop device: mount(8) would reuse the one of our mount.
         let losetup = |what: &[&str], of: &Path| {

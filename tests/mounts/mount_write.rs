@@ -477,8 +477,8 @@ fn device_errors_make_volume_read_only() {
     assert_eq!(status["mounts"][0]["read_only"], true);
     assert!(draconis.run_ok(["status"]).contains("nothing is written any more"));
     drop(file);
-    let said = draconis.run_failing(["umount", at.to_str().unwrap()]);
-    assert!(said.contains("could not be written"), "{said}");
+    let errors = draconis.run_failing(["umount", at.to_str().unwrap()]);
+    assert!(errors.contains("could not be written"), "{errors}");
     assert!(mounts_below(&at).is_empty());
     run_ok(Command::new("umount").arg(&small));
 }
@@ -578,8 +578,8 @@ fn unwritable_volume_is_mounted_read_only_with_reason() {
     std::fs::write(&image, bytes).unwrap();
     let at = draconis.make_dir("at");
     let output = draconis.run(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("read-only: "), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.contains("read-only: "), "{errors}");
     let refused = std::fs::write(at.join("x"), "x").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
     assert_eq!(draconis.status()["mounts"][0]["read_only"], true);
@@ -600,8 +600,8 @@ fn write_mount_options_are_honoured() {
     std::fs::write(at.join("file"), "x").unwrap();
     draconis.run_ok(["umount", at.to_str().unwrap()]);
     let again = ["mount", "--create", "16M", image.to_str().unwrap(), at.to_str().unwrap()];
-    let said = draconis.run_failing(again);
-    assert!(said.contains("--force"), "{said}");
+    let errors = draconis.run_failing(again);
+    assert!(errors.contains("--force"), "{errors}");
     // Synchronous: everything is durable without a commit.
     mount("sync,dirsync,commit=1000,norestart");
     std::fs::create_dir(at.join("dir")).unwrap();

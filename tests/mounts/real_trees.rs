@@ -161,9 +161,9 @@ fn damage_affects_only_its_file() {
         assert_eq!(std::fs::read(at.join(name)).unwrap(), vec![b'x'; 300_000]);
     }
     // EUCLEAN, as the kernel returns it.
-    let said = |result: std::io::Result<()>| result.unwrap_err().raw_os_error();
-    assert_eq!(said(std::fs::metadata(at.join("bad inode")).map(drop)), Some(117));
-    assert_eq!(said(std::fs::read(at.join("bad map")).map(drop)), Some(117));
+    let describe = |result: std::io::Result<()>| result.unwrap_err().raw_os_error();
+    assert_eq!(describe(std::fs::metadata(at.join("bad inode")).map(drop)), Some(117));
+    assert_eq!(describe(std::fs::read(at.join("bad map")).map(drop)), Some(117));
     // The part before the damage is readable, and the worker survives.
     let start = std::fs::File::open(at.join("bad map")).unwrap();
     let mut bytes = [0; 12 * 1024];

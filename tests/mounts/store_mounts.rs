@@ -60,10 +60,10 @@ fn two_disks_of_one_store_are_mounted() {
     let names = ["one", "two"].map(|disk| PathBuf::from(format!("{}#{disk}", store.display())));
     let [one, two] = [0, 1].map(|nth| draconis.mount(&names[nth], ["a", "b"][nth], "rw"));
     let three = draconis.make_dir("c");
-    let said = draconis.run_failing(["mount".as_ref(), names[0].as_os_str(), three.as_os_str()]);
-    assert!(said.contains("s#one is already mounted on"), "{said}");
-    let said = draconis.run_failing(["ls".as_ref(), names[0].as_os_str()]);
-    assert!(said.contains("in use: unmount its disks"), "{said}");
+    let errors = draconis.run_failing(["mount".as_ref(), names[0].as_os_str(), three.as_os_str()]);
+    assert!(errors.contains("s#one is already mounted on"), "{errors}");
+    let errors = draconis.run_failing(["ls".as_ref(), names[0].as_os_str()]);
+    assert!(errors.contains("in use: unmount its disks"), "{errors}");
     // The listing comes from the process of the store.
     let listed = draconis.run_ok(["store".as_ref(), "ls".as_ref(), store.as_os_str()]);
     assert!(listed.contains("\tone\n") && listed.contains("\ttwo\n"), "{listed}");
@@ -71,8 +71,8 @@ fn two_disks_of_one_store_are_mounted() {
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed[1]["len_bytes"], 32 << 20, "{listed}");
     let missing = format!("{}#three", store.display());
-    let said = draconis.run_failing(["mount".as_ref(), missing.as_ref(), three.as_os_str()]);
-    assert!(said.contains("no disk three"), "{said}");
+    let errors = draconis.run_failing(["mount".as_ref(), missing.as_ref(), three.as_os_str()]);
+    assert!(errors.contains("no disk three"), "{errors}");
     // Concurrently, with killed workers, and with an upgrade.
     for round in 0..4 {
         std::thread::scope(|scope| {

@@ -37,8 +37,8 @@ fn systemd_units_verify() {
         let units = ["draconis.socket", "draconis.service", "draconis-mount@srv-data.service"];
         command.args(units.map(|unit| dir.path().join(unit)));
         let output = command.env("XDG_RUNTIME_DIR", dir.path()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        let of_ours: Vec<&str> = said.lines().filter(|line| line.contains("draconis")).collect();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let of_ours: Vec<&str> = errors.lines().filter(|line| line.contains("draconis")).collect();
         assert_eq!(of_ours, Vec::<&str>::new(), "{user:?}");
     }
 }

@@ -226,8 +226,8 @@ fn test_followers(place: &mut TestBucket, store: &str, outage: Option<&mut Outag
     writer.kill().unwrap();
     writer.wait().unwrap();
     for follower in &followers {
-        let said = follower.stderr.lock().unwrap().clone();
-        assert!(said.contains("it can be read again"), "{said}");
+        let errors = follower.stderr.lock().unwrap().clone();
+        assert!(errors.contains("it can be read again"), "{errors}");
     }
 }
 
@@ -248,8 +248,8 @@ fn followers_of_a_file() {
     writer.wait().unwrap();
     // While a program writes, other commands say how to read.
     let _writer = draconis_access::stores::open_exclusive(Path::new(&file)).unwrap();
-    let said = place.run_failing(&["kv", "get", &file, "a"]);
-    assert!(said.contains("is in use") && said.contains("--follow"), "{said}");
+    let errors = place.run_failing(&["kv", "get", &file, "a"]);
+    assert!(errors.contains("is in use") && errors.contains("--follow"), "{errors}");
     assert!(!away.exists());
 }
 

@@ -66,11 +66,11 @@ fn put_get_rm_objects() {
     assert_eq!(draconis.run_ok(["store", "ls", store]), format!("{id}\t5\n{other}\t0\n"));
     draconis.run_ok(["store", "rm", store, id, other, id]);
     assert_eq!(draconis.run_ok(["store", "ls", store]), "");
-    let said = draconis.run_failing(["store", "rm", store, id]);
-    assert!(said.contains(&format!("no object {id}")) && said.contains("store ls"), "{said}");
+    let errors = draconis.run_failing(["store", "rm", store, id]);
+    assert!(errors.contains(&format!("no object {id}")) && errors.contains("store ls"), "{errors}");
     draconis.run_ok(["store", "rm", "-f", store, id]);
-    let said = draconis.run_failing(["store", "put", store, "77", file]);
-    assert!(said.contains("there is no object 77; put new makes one"), "{said}");
+    let errors = draconis.run_failing(["store", "put", store, "77", file]);
+    assert!(errors.contains("there is no object 77; put new makes one"), "{errors}");
     assert_eq!(draconis.run(["store", "get", store, "x/y"]).status.code(), Some(2));
     draconis.run_ok(["store", "check", store]);
 }
@@ -85,11 +85,11 @@ fn oversized_put_leaves_no_object() {
     std::fs::write(&file, vec![7; 40 << 20]).unwrap();
     let file = file.to_str().unwrap();
     for how in [["put", store, "new", file], ["put", store, kept.trim(), file]] {
-        let said = draconis.run_failing([&["store"], &how[..]].concat());
-        assert!(said.contains("the store is full"), "{said}");
+        let errors = draconis.run_failing([&["store"], &how[..]].concat());
+        assert!(errors.contains("the store is full"), "{errors}");
     }
-    let said = draconis.run_failing(["store", "append", store, kept.trim(), file]);
-    assert!(said.contains("delete something or make the store larger"), "{said}");
+    let errors = draconis.run_failing(["store", "append", store, kept.trim(), file]);
+    assert!(errors.contains("delete something or make the store larger"), "{errors}");
     assert_eq!(draconis.run_ok(["store", "ls", store]), format!("{}\t4\n", kept.trim()));
     draconis.run_ok(["store", "check", store]);
 }
@@ -103,8 +103,8 @@ fn kv_put_get_del_scan() {
     assert!(run_with_stdin(&draconis, &["kv", "put", store, "a"], &[0, 255, 9]).status.success());
     let got = draconis.run(["kv", "get", store, "a"]);
     assert!(got.status.success() && got.stdout == [0, 255, 9]);
-    let said = draconis.run_failing(["kv", "get", store, "none"]);
-    assert!(said.contains("there is no key none"), "{said}");
+    let errors = draconis.run_failing(["kv", "get", store, "none"]);
+    assert!(errors.contains("there is no key none"), "{errors}");
 
     let lines: String = (0..5000).map(|nth| format!("key {nth:04}\tvalue {}\n", nth * 3)).collect();
     let file = draconis.path("lines");
@@ -118,12 +118,12 @@ fn kv_put_get_del_scan() {
     draconis.run_ok(["kv", "del", store, "a", "b", "not there"]);
     let stats = parse_json(&draconis.run_ok(["kv", "stats", "--json", store]));
     assert_eq!((&stats["keys"], &stats["key_bytes"]), (&5000.into(), &40_000.into()));
-    let said = draconis.run_ok(["kv", "stats", store]);
-    assert!(said.starts_with("keys          5000\n"), "{said}");
+    let printed = draconis.run_ok(["kv", "stats", store]);
+    assert!(printed.starts_with("keys          5000\n"), "{printed}");
 
     let wrong = run_with_stdin(&draconis, &["kv", "load", store, "-"], b"x\t1\ny\t2\nz\nw\t4\n");
-    let said = String::from_utf8(wrong.stderr).unwrap();
-    assert!(!wrong.status.success() && said.contains("line 3 has no tab"), "{said}");
+    let errors = String::from_utf8(wrong.stderr).unwrap();
+    assert!(!wrong.status.success() && errors.contains("line 3 has no tab"), "{errors}");
     assert_eq!(scan(&["--from", "w"]), "x\t1\ny\t2\n");
 }
 
@@ -159,8 +159,8 @@ fn kv_scan_and_load_round_trip() {
         (b"61\tzz\n", &["--hex"], "line 1 has 'zz' for two hexadecimal digits"),
     ] {
         let wrong = run_with_stdin(&draconis, &[&["kv", "load", new, "-"], form].concat(), line);
-        let said = String::from_utf8(wrong.stderr).unwrap();
-        assert!(wrong.status.code() == Some(1) && said.contains(why), "{said}");
+        let errors = String::from_utf8(wrong.stderr).unwrap();
+        assert!(wrong.status.code() == Some(1) && errors.contains(why), "{errors}");
     }
 }
 
@@ -170,24 +170,25 @@ fn create_refuses_existing_contents() {
     let store = create_store(&draconis);
     let store = store.to_str().unwrap();
     draconis.run_ok(["kv", "put", store, "key", "value"]);
-    let said = draconis.run_failing(["store", "create", store]);
-    assert!(said.contains("holds a store; --force overwrites it"), "{said}");
+    let errors = draconis.run_failing(["store", "create", store]);
+    assert!(errors.contains("holds a store; --force overwrites it"), "{errors}");
     assert_eq!(draconis.run_ok(["kv", "get", store, "key"]), "value");
-    let said = draconis.run_failing(["store", "info", draconis.path("none").to_str().unwrap()]);
-    assert!(said.contains("no such file; draconis store create makes a store"), "{said}");
-    let said = draconis.run_failing(["store", "create", draconis.path("none").to_str().unwrap()]);
-    assert!(said.contains("--size is needed"), "{said}");
+    let errors = draconis.run_failing(["store", "info", draconis.path("none").to_str().unwrap()]);
+    assert!(errors.contains("no such file; draconis store create makes a store"), "{errors}");
+    let errors = draconis.run_failing(["store", "create", draconis.path("none").to_str().unwrap()]);
+    assert!(errors.contains("--size is needed"), "{errors}");
     // A failed creation leaves no file behind.
     let small = draconis.path("small");
-    let said = draconis.run_failing(["store", "create", small.to_str().unwrap(), "--size", "64K"]);
-    assert!(said.contains("larger --size") && !small.exists(), "{said}");
+    let errors =
+        draconis.run_failing(["store", "create", small.to_str().unwrap(), "--size", "64K"]);
+    assert!(errors.contains("larger --size") && !small.exists(), "{errors}");
     let volume = draconis.path("volume");
     common::mke2fs(&volume, None, &["-t", "ext2"], "8M");
     let volume = volume.to_str().unwrap();
-    let said = draconis.run_failing(["store", "create", volume]);
-    assert!(said.contains("holds an ext file system"), "{said}");
-    let said = draconis.run_failing(["store", "ls", volume]);
-    assert!(said.contains("not a store") && !said.contains("create"), "{said}");
+    let errors = draconis.run_failing(["store", "create", volume]);
+    assert!(errors.contains("holds an ext file system"), "{errors}");
+    let errors = draconis.run_failing(["store", "ls", volume]);
+    assert!(errors.contains("not a store") && !errors.contains("create"), "{errors}");
     assert_eq!(draconis.run(["store", "check", volume]).status.code(), Some(8));
 }
 
@@ -198,23 +199,23 @@ fn info_shows_profile_and_layout_is_selectable() {
     std::fs::write(&profile, format!(r#"{{"profile": {PROFILE_JSON}, "why": []}}"#)).unwrap();
     let (store, profile) = (store.to_str().unwrap(), profile.to_str().unwrap());
     let made = ["store", "create", store, "--size", "16M", "--profile", profile, "--layout", "log"];
-    let said = draconis.run_ok(made);
-    assert!(said.contains("16.0 MiB, layout log, pages of 4.0 KiB"), "{said}");
-    assert!(said.contains("layout log: --layout says so"), "{said}");
+    let printed = draconis.run_ok(made);
+    assert!(printed.contains("16.0 MiB, layout log, pages of 4.0 KiB"), "{printed}");
+    assert!(printed.contains("layout log: --layout says so"), "{printed}");
     let info = parse_json(&draconis.run_ok(["store", "info", "--json", store]));
     assert_eq!(
         (&info["profile"]["layout"], &info["disk_bytes"]),
         (&"log".into(), &16_777_216.into())
     );
-    let said = draconis.run_ok(["store", "info", store]);
-    assert!(said.contains("\nlayout        log\n"), "{said}");
+    let printed = draconis.run_ok(["store", "info", store]);
+    assert!(printed.contains("\nlayout        log\n"), "{printed}");
     std::fs::write(profile, "nonsense").unwrap();
-    let said = draconis.run_failing([&made[..], &["--force"]].concat());
-    assert!(said.contains("probe --json"), "{said}");
+    let errors = draconis.run_failing([&made[..], &["--force"]].concat());
+    assert!(errors.contains("probe --json"), "{errors}");
     let made = ["store", "create", store, "--size", "16M", "--layout", "log", "--force"];
-    let said = draconis.run_ok(made);
-    assert!(said.contains("layout log, pages of 4.0 KiB, segments of 128.0 KiB"), "{said}");
-    assert!(said.contains("not measured, since the layout is given"), "{said}");
+    let printed = draconis.run_ok(made);
+    assert!(printed.contains("layout log, pages of 4.0 KiB, segments of 128.0 KiB"), "{printed}");
+    assert!(printed.contains("not measured, since the layout is given"), "{printed}");
 }
 
 #[test]
@@ -225,22 +226,28 @@ fn check_of_damaged_store_exits_with_4() {
     let pattern = [0xA7; 20_000];
     let put = run_with_stdin(&draconis, &["store", "put", store, "new"], &pattern);
     let id: u64 = String::from_utf8(put.stdout).unwrap().trim().parse().unwrap();
-    let said = draconis.run_ok(["store", "check", store]);
-    assert!(said.contains("1 object, 0 keys, 19.5 KiB"), "{said}");
+    let printed = draconis.run_ok(["store", "check", store]);
+    assert!(printed.contains("1 object, 0 keys, 19.5 KiB"), "{printed}");
     let mut bytes = std::fs::read(&path).unwrap();
     let at = bytes.windows(64).position(|window| window == &pattern[..64]).unwrap();
     bytes[at + 10_000] ^= 1;
     std::fs::write(&path, bytes).unwrap();
     let checked = draconis.run(["store", "check", store]);
-    let said = String::from_utf8(checked.stdout).unwrap();
-    assert_eq!(checked.status.code(), Some(4), "{said}");
-    assert!(said.starts_with(&format!("object {id}: ")) && said.contains(", damaged"), "{said}");
+    let printed = String::from_utf8(checked.stdout).unwrap();
+    assert_eq!(checked.status.code(), Some(4), "{printed}");
+    assert!(
+        printed.starts_with(&format!("object {id}: ")) && printed.contains(", damaged"),
+        "{printed}"
+    );
     let checked = draconis.run(["store", "check", "--json", store]);
-    let said = parse_json(std::str::from_utf8(&checked.stdout).unwrap());
-    assert_eq!((&said["clean"], &said["damage"][0]["what"]), (&false.into(), &"payload".into()));
-    assert_eq!(said["damage"][0]["object"], id);
-    let said = draconis.run_failing(["store", "get", store, &id.to_string()]);
-    assert!(said.contains("damaged: ") && said.contains("store check"), "{said}");
+    let printed = parse_json(std::str::from_utf8(&checked.stdout).unwrap());
+    assert_eq!(
+        (&printed["clean"], &printed["damage"][0]["what"]),
+        (&false.into(), &"payload".into())
+    );
+    assert_eq!(printed["damage"][0]["object"], id);
+    let errors = draconis.run_failing(["store", "get", store, &id.to_string()]);
+    assert!(errors.contains("damaged: ") && errors.contains("store check"), "{errors}");
 }
 
 #[test]
@@ -251,11 +258,11 @@ fn writer_is_exclusive_and_readers_share() {
     let reader = std::fs::File::open(&path).unwrap();
     rustix::fs::flock(&reader, rustix::fs::FlockOperation::LockShared).unwrap();
     draconis.run_ok(["store", "ls", store]);
-    let said = draconis.run_failing(["kv", "put", store, "a", "b"]);
-    assert!(said.contains("in use"), "{said}");
+    let errors = draconis.run_failing(["kv", "put", store, "a", "b"]);
+    assert!(errors.contains("in use"), "{errors}");
     rustix::fs::flock(&reader, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    let said = draconis.run_failing(["store", "ls", store]);
-    assert!(said.contains("in use"), "{said}");
+    let errors = draconis.run_failing(["store", "ls", store]);
+    assert!(errors.contains("in use"), "{errors}");
 }
 
 #[test]
@@ -263,16 +270,16 @@ fn probe_prints_usable_profile() {
     let draconis = Draconis::new();
     let before = std::fs::read_dir(draconis.dir.path()).unwrap().count();
     let dir = draconis.dir.path().to_str().unwrap();
-    let said = draconis.run_ok(["store", "probe", "--json", "--size", "16M", dir]);
+    let printed = draconis.run_ok(["store", "probe", "--json", "--size", "16M", dir]);
     // The file for measuring is deleted; the manager has created its directory.
     assert!(std::fs::read_dir(draconis.dir.path()).unwrap().count() <= before + 1);
-    let probed = parse_json(&said);
+    let probed = parse_json(&printed);
     assert!(probed["measured"]["write_bytes_per_s"].as_u64().unwrap() > 0);
     assert_eq!(probed["why"].as_array().unwrap().len(), 4);
     let store = draconis.path("measured.store");
     let store = store.to_str().unwrap();
     let arguments = ["store", "create", "--sparse", store, "--size", "1G", "--profile", "-"];
-    let made = run_with_stdin(&draconis, &arguments, said.as_bytes());
+    let made = run_with_stdin(&draconis, &arguments, printed.as_bytes());
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let info = parse_json(&draconis.run_ok(["store", "info", "--json", store]));
     assert_eq!(info["profile"], probed["profile"]);
@@ -323,21 +330,21 @@ fn full_store_can_be_emptied_and_grown() {
     let lines: String = (0..40_000).map(|nth| format!("k{nth:08}\t{nth:01000}\n")).collect();
     std::fs::write(&file, lines).unwrap();
     let file = file.to_str().unwrap();
-    let said = draconis.run_failing(["kv", "load", store, file]);
+    let errors = draconis.run_failing(["kv", "load", store, file]);
     let keys = draconis.run_ok(["kv", "scan", store, "--keys"]).lines().count();
-    assert!(said.contains(&format!("lines 1 to {keys} were loaded, no other")), "{said}");
-    assert!(said.contains("deleting, cleaning and checkpoints need"), "{said}");
+    assert!(errors.contains(&format!("lines 1 to {keys} were loaded, no other")), "{errors}");
+    assert!(errors.contains("deleting, cleaning and checkpoints need"), "{errors}");
     // At least three quarters of the file.
     assert!(keys > 24_500, "{keys} pairs of 1 KB");
     for nth in [7, 0, keys - 1] {
         draconis.run_ok(["kv", "del", store, &format!("k{nth:08}")]);
     }
     draconis.run_ok(["store", "check", store]);
-    let said = draconis.run_failing(["store", "shrink", store, "16M"]);
-    assert!(said.contains("the store is full"), "{said}");
+    let errors = draconis.run_failing(["store", "shrink", store, "16M"]);
+    assert!(errors.contains("the store is full"), "{errors}");
     assert!(draconis.run_failing(["store", "grow", store, "16M"]).contains("store shrink"));
-    let said = draconis.run_ok(["store", "grow", store, "64M"]);
-    assert!(said.contains("64.0 MiB, was 32.0 MiB"), "{said}");
+    let printed = draconis.run_ok(["store", "grow", store, "64M"]);
+    assert!(printed.contains("64.0 MiB, was 32.0 MiB"), "{printed}");
     draconis.run_ok(["kv", "load", store, file]);
     draconis.run_ok(["store", "check", store]);
     assert_eq!(draconis.run_ok(["kv", "scan", store, "--keys"]).lines().count(), 40_000);
@@ -387,7 +394,7 @@ fn damage_affects_only_its_object() {
             continue;
         }
         opened += 1;
-        let said = String::from_utf8(saved.stdout).unwrap();
+        let printed = String::from_utf8(saved.stdout).unwrap();
         draconis.run_ok(["store", "check", new.to_str().unwrap()]);
         let pairs = draconis.run_ok(["kv", "scan", new.to_str().unwrap()]);
         let mut count = 0;
@@ -396,11 +403,14 @@ fn damage_affects_only_its_object() {
             assert_eq!(is, value(key[1..].parse().unwrap()), "{key}");
             count += 1;
         }
-        let lost = said.lines().filter(|line| line.starts_with("lost: ")).count();
-        assert!(lost > 0 || count == 30_000, "{count} keys; {said}");
-        assert!(turn % 2 == 1 || count == 30_000, "{count} keys after three flipped bits; {said}");
+        let lost = printed.lines().filter(|line| line.starts_with("lost: ")).count();
+        assert!(lost > 0 || count == 30_000, "{count} keys; {printed}");
+        assert!(
+            turn % 2 == 1 || count == 30_000,
+            "{count} keys after three flipped bits; {printed}"
+        );
         assert_eq!(saved.status.code(), Some(if lost == 0 { 0 } else { 4 }));
-        assert!(lost == 0 || !is_clean, "{said}");
+        assert!(lost == 0 || !is_clean, "{printed}");
         partly += u32::from(lost > 0 && count > 20_000);
         std::fs::remove_file(new).unwrap();
     }

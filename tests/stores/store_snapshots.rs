@@ -31,16 +31,16 @@ impl TestStore {
 
     fn run_ok(&self, line: &str) -> String {
         let output = self.command_from_line(line).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{line}: {said}");
-        String::from_utf8_lossy(&output.stdout).into_owned() + &said
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{line}: {errors}");
+        String::from_utf8_lossy(&output.stdout).into_owned() + &errors
     }
 
     fn run_failing(&self, line: &str) -> String {
         let output = self.command_from_line(line).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{line}: {said}");
-        said
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{line}: {errors}");
+        errors
     }
 
     fn put_text(&self, disk: &str, name: &str, text: &str) {
@@ -86,8 +86,8 @@ fn snapshot_is_read_cloned_and_rolled_back() {
     for line in
         ["put a s#vol@one:/a", "rm s#vol@one:/a", "format --force s#vol@one", "grow s#vol@one"]
     {
-        let said = place.run_failing(line);
-        assert!(said.contains("is a snapshot, and read-only; draconis store clone"), "{said}");
+        let errors = place.run_failing(line);
+        assert!(errors.contains("is a snapshot, and read-only; draconis store clone"), "{errors}");
     }
     assert!(place.run_failing("store append s vol@one a").contains("is a snapshot"));
     // A clone is independent.
@@ -108,8 +108,8 @@ fn snapshot_is_read_cloned_and_rolled_back() {
         ("store rm s#vol@one", "are over vol@one: all but one of them"),
     ];
     for (line, why) in refusals {
-        let said = place.run_failing(line);
-        assert!(said.contains(why), "{line}: {said}");
+        let errors = place.run_failing(line);
+        assert!(errors.contains(why), "{line}: {errors}");
     }
     place.run_ok("store rollback s#vol one");
     assert_eq!(place.run_ok("cat s#vol:/a"), "first");
@@ -143,12 +143,12 @@ fn snapshot_of_mounted_disk_includes_all_writes() {
     }
     std::fs::write(at.join("file"), "later").unwrap();
     place.run_ok("store clone s#vol other");
-    let said = place.run_failing("store rollback s#vol s1");
-    assert!(said.contains("vol is in use: unmount it first"), "{said}");
+    let errors = place.run_failing("store rollback s#vol s1");
+    assert!(errors.contains("vol is in use: unmount it first"), "{errors}");
     // Two in the middle, one of them while it is read.
     let kept = place.draconis.make_dir("b");
-    let said = place.run_ok("mount s#vol@s1 b");
-    assert!(said.contains("read-only: s#vol@s1 is a snapshot"), "{said}");
+    let printed = place.run_ok("mount s#vol@s1 b");
+    assert!(printed.contains("read-only: s#vol@s1 is a snapshot"), "{printed}");
     assert_eq!(std::fs::read(kept.join("file")).unwrap(), vec![1; 300_000]);
     std::fs::write(kept.join("new"), "x").unwrap_err();
     assert!(place.run_failing("store rm s#vol@s1").contains("in use"));

@@ -172,9 +172,9 @@ mod tests {
                 detect_head(head)
             );
         }
-        let said = check(&disk, "", &[EXT_KIND]).unwrap_err();
+        let errors = check(&disk, "", &[EXT_KIND]).unwrap_err();
         for part in ["a.img holds a partition table", "--force=gpt", "4.0 KiB", "--partition N"] {
-            assert!(said.contains(part), "{said}");
+            assert!(errors.contains(part), "{errors}");
         }
         assert!(check(b"DracoObj", "", &[EXT_KIND, "store"]).is_ok());
     }

@@ -25,7 +25,7 @@ pub(crate) fn open_cloud_store(
     timeout: Duration,
     runtime: &Handle,
 ) -> Result<Arc<dyn ObjectStore>, String> {
-    let said = |error: Error| format!("{address}: {error}");
+    let describe = |error: Error| format!("{address}: {error}");
     // TLS needs a process-wide provider of ciphers; this fails if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let request = REQUEST_TIMEOUT.min(timeout.max(Duration::from_secs(1)));
@@ -37,12 +37,12 @@ pub(crate) fn open_cloud_store(
         "gs" => {
             let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
             let builder = builder.with_client_options(client).with_retry(once);
-            Arc::new(builder.build().map_err(said)?)
+            Arc::new(builder.build().map_err(describe)?)
         }
         "az" => {
             let builder = MicrosoftAzureBuilder::from_env().with_container_name(bucket);
             let builder = builder.with_client_options(client).with_retry(once);
-            Arc::new(builder.build().map_err(said)?)
+            Arc::new(builder.build().map_err(describe)?)
         }
         _ => {
             let bucket = s3::open_s3_bucket(bucket, client, once, request, runtime);

@@ -66,7 +66,7 @@ impl Epoch {
             text += &format!("{JOURNAL_PREFIX}{:032x} {}\n", journal.id(), journal.location());
         }
         let text = Bytes::from(text);
-        let said = |doing, epoch: u32, trouble: &RequestError| {
+        let describe = |doing, epoch: u32, trouble: &RequestError| {
             bucket.error(doing, &ObjectName::Epoch(epoch).key(), trouble)
         };
         for _ in 0..MAX_CLAIM_ATTEMPTS {
@@ -79,7 +79,7 @@ impl Epoch {
                     names = list_objects(bucket, "")?;
                     continue;
                 }
-                Err(trouble) => return Err(said("writing", number, &trouble)),
+                Err(trouble) => return Err(describe("writing", number, &trouble)),
             }
             // Listed again: a later writer with an older number finds this one in its list.
             names = list_objects(bucket, "epoch")?;
@@ -94,7 +94,7 @@ impl Epoch {
                     false if len_bytes == 0 => Ok(()),
                     false => bucket.put(&key, &Bytes::new()),
                 };
-                ended.map_err(|trouble| said("ending", epoch, &trouble))?;
+                ended.map_err(|trouble| describe("ending", epoch, &trouble))?;
             }
             let roots = list_objects(bucket, "root")?;
             names = list_objects(bucket, "")?;

@@ -70,15 +70,15 @@ impl JournalDevice {
     /// # Errors
     /// A message: it is in use, it is no journal, there is no space.
     pub fn file(path: &Path, len_bytes: u64, id: u128) -> Result<Self, String> {
-        let said = |error: std::io::Error| format!("{}: {error}", path.display());
-        if !path.try_exists().map_err(said)? {
+        let describe = |error: std::io::Error| format!("{}: {error}", path.display());
+        if !path.try_exists().map_err(describe)? {
             create_file(path, len_bytes, id)?;
         }
-        if !std::fs::metadata(path).map_err(said)?.is_file() {
+        if !std::fs::metadata(path).map_err(describe)?.is_file() {
             return Err(format!("{}: a journal is a file, which this is not", path.display()));
         }
         let how = FileOptions { write: true, direct: true, uring: false };
-        let disk = FileDisk::open(path, how).map_err(said)?;
+        let disk = FileDisk::open(path, how).map_err(describe)?;
         let place: Arc<str> = strip_control_chars(&path.display().to_string()).into();
         Ok(Self { disk: Arc::new(disk), place })
     }

@@ -142,7 +142,7 @@ fn follower_is_away() {
     let before = reading.requests().lists;
     let clock = HangClock::start();
     let mut memory = 0;
-    let mut said = String::new();
+    let mut text = String::new();
     for look in 1..=LOOKS {
         if look % 10 == 0 {
             let value = look.to_string().repeat(1000);
@@ -160,8 +160,8 @@ fn follower_is_away() {
         let error = follower.store().refresh().unwrap_err().to_string();
         assert!(error.contains("listing memory") && error.contains("no route to it"), "{error}");
         // One message of an outage, however long it is.
-        said = if look == 1 { error.clone() } else { said };
-        assert_eq!(error, said);
+        text = if look == 1 { error.clone() } else { text };
+        assert_eq!(error, text);
         match follower.get(&key(0)) {
             Ok(value) => assert_eq!(value.unwrap(), b"0"),
             Err(error) => assert!(error.to_string().contains("no route to it"), "{error}"),

@@ -55,10 +55,10 @@ fn fenced_writer_learns_new_owner_and_changes_nothing() {
     let old = create_disk(&memory);
     write(&old, 100, 1).unwrap();
     let new = open_writer(&memory, "someone on another machine", 2).unwrap();
-    let said = write(&old, 100, 2).unwrap_err().to_string();
-    assert!(said.contains("memory was taken over by someone on another machine"), "{said}");
+    let errors = write(&old, 100, 2).unwrap_err().to_string();
+    assert!(errors.contains("memory was taken over by someone on another machine"), "{errors}");
     // Later writes fail with the same error.
-    assert_eq!(write(&old, 101, 2).unwrap_err().to_string(), said);
+    assert_eq!(write(&old, 101, 2).unwrap_err().to_string(), errors);
     assert_eq!(read(&new, 100), Ok(1));
     write(&new, 101, 3).unwrap();
     drop(old);
@@ -101,8 +101,8 @@ fn racing_writers_leave_one_unfenced() {
         let writing = results.iter().flatten().filter(|disk| write(disk, 300, 1).is_ok()).count();
         assert!(writing <= 1, "round {round}: {writing} writers");
         for error in results.iter().filter_map(|result| result.as_ref().err()) {
-            let said = error.to_string();
-            assert!(said.contains("was taken over by a rival"), "round {round}: {said}");
+            let errors = error.to_string();
+            assert!(errors.contains("was taken over by a rival"), "round {round}: {errors}");
         }
     }
 }
@@ -284,8 +284,8 @@ fn server_without_guarantee_is_refused() {
         let memory = MemoryBucket::with_guarantees(promises);
         let engine = Arc::new(memory.client(Faults::default()));
         let made = BucketDisk::create(engine, "memory", LEN_BYTES, false, &options("", 7));
-        let said = made.err().expect("it is refused").to_string();
-        assert!(said.contains(why), "{said}");
+        let text = made.err().expect("it is refused").to_string();
+        assert!(text.contains(why), "{text}");
         assert!(memory.keys().iter().all(|key| key.starts_with("probe/")), "{:?}", memory.keys());
     }
 }
@@ -297,8 +297,8 @@ fn create_refuses_existing_store_unless_forced() {
     write(&disk, 100, 1).unwrap();
     let engine = || Arc::new(memory.client(Faults::default()));
     let again = BucketDisk::create(engine(), "memory", LEN_BYTES, false, &options("", 2));
-    let said = again.err().expect("a store is there").to_string();
-    assert!(said.contains("holds a store; --force"), "{said}");
+    let text = again.err().expect("a store is there").to_string();
+    assert!(text.contains("holds a store; --force"), "{text}");
     // Its writer was not fenced.
     write(&disk, 100, 2).unwrap();
     let over = BucketDisk::create(engine(), "memory", LEN_BYTES, true, &options("", 3)).unwrap();
@@ -329,8 +329,8 @@ fn malformed_objects_are_rejected() {
         let memory = MemoryBucket::default();
         drop(create_disk(&memory));
         memory.put(&root, bytes.into()).unwrap();
-        let said = open_writer(&memory, "", 2).err().expect("the root is damaged").to_string();
-        assert!(said.contains("damaged"), "{said}");
+        let text = open_writer(&memory, "", 2).err().expect("the root is damaged").to_string();
+        assert!(text.contains("damaged"), "{text}");
     }
 }
 
@@ -381,9 +381,12 @@ fn mounted_writer_is_not_fenced_unless_asked() {
     write(&first, 100, 1).unwrap();
     // Neither a mount nor a one-shot command fences its epoch.
     for refused in [open_mount(&memory, 3, "abroad", false), open_writer(&memory, "a visitor", 4)] {
-        let said = refused.err().expect("it is refused").to_string();
-        assert!(said.contains("memory is mounted by the one at home; unmount it there"), "{said}");
-        assert!(said.contains("--take-over"), "{said}");
+        let errors = refused.err().expect("it is refused").to_string();
+        assert!(
+            errors.contains("memory is mounted by the one at home; unmount it there"),
+            "{errors}"
+        );
+        assert!(errors.contains("--take-over"), "{errors}");
     }
     write(&first, 101, 2).unwrap();
     // It was unmounted: others may open it.
@@ -393,8 +396,8 @@ fn mounted_writer_is_not_fenced_unless_asked() {
     write(&second, 103, 4).unwrap();
     // Crashed or out of reach: take-over fences its epoch, and it can do no harm.
     let third = open_mount(&memory, 7, "home", true).unwrap();
-    let said = write(&second, 103, 5).unwrap_err().to_string();
-    assert!(said.contains("was taken over by the one at home"), "{said}");
+    let errors = write(&second, 103, 5).unwrap_err().to_string();
+    assert!(errors.contains("was taken over by the one at home"), "{errors}");
     drop(second);
     let refused = open_writer(&memory, "a visitor", 8).err().expect("the third is there");
     assert!(refused.to_string().contains("mounted by the one at home"), "{refused}");

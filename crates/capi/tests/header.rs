@@ -15,9 +15,9 @@ fn is_installed(program: &str) -> bool {
 /// Runs a command that must end well; what it writes.
 fn run_and_capture(command: &mut Command) -> String {
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let errors = String::from_utf8_lossy(&output.stderr);
     let written = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{command:?}: {}\n{written}{said}", output.status);
+    assert!(output.status.success(), "{command:?}: {}\n{written}{errors}", output.status);
     written.into_owned()
 }
 
@@ -134,24 +134,24 @@ fn run_c_program(with_tools: bool) {
         work
     };
     let work = fresh("work");
-    let said =
+    let error_text =
         run_and_capture(Command::new(&program).arg(&work).env("LD_LIBRARY_PATH", dir.path()));
-    assert_eq!(said, "all of it works\n");
+    assert_eq!(error_text, "all of it works\n");
     assert_clean_by_e2fsck(&work);
     for image in ["c.img", "filled.img"] {
         run_tool("e2fsck", &["-fn", work.join(image).to_str().unwrap()]);
     }
     // All memory is the sanitizer's then, the library's too: what is lost is found.
     let sanitized = compiled("sanitized", &["-fsanitize=address,undefined"]);
-    let said = run_and_capture(
+    let printed = run_and_capture(
         Command::new(sanitized).arg(fresh("kept")).env("LD_LIBRARY_PATH", dir.path()),
     );
-    assert_eq!(said, "all of it works\n");
+    assert_eq!(printed, "all of it works\n");
     if !with_tools {
         return;
     }
     // It lets no other thread run while one waits for a ring of the kernel, as those of stores do.
-    let said = run_and_capture(
+    let printed = run_and_capture(
         Command::new("valgrind")
             .args(["--quiet", "--error-exitcode=9", "--leak-check=full"])
             .args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"])
@@ -160,7 +160,7 @@ fn run_c_program(with_tools: bool) {
             .arg("volumes")
             .env("LD_LIBRARY_PATH", dir.path()),
     );
-    assert_eq!(said, "all of it works\n");
+    assert_eq!(printed, "all of it works\n");
 }
 
 #[test]

@@ -121,7 +121,7 @@ impl GrowPlan {
             return Ok(());
         }
         let mut redo = RedoLog::new(target.disk, self.new.block_bytes, vec![]);
-        let mut to_be = PlannedVolume {
+        let mut planned = PlannedVolume {
             raw: self.raw.clone(),
             super_: self.new.clone(),
             groups: self.old.groups.clone(),
@@ -129,7 +129,7 @@ impl GrowPlan {
         let mut room = vec![];
         for number in self.new_groups() {
             let (group, free) = self.write_group(&mut redo, number, target)?;
-            to_be.groups.push(group);
+            planned.groups.push(group);
             room.push(free);
         }
         let last = old.groups.saturating_sub(1);
@@ -150,14 +150,14 @@ impl GrowPlan {
             room.splice(last..last, self.old.free_blocks(&redo, 0, enough)?);
         }
         redo.set_log_ranges(room)?;
-        self.fill_last_group(&mut redo, &mut to_be, last, &gained)?;
+        self.fill_last_group(&mut redo, &mut planned, last, &gained)?;
         if let Some(top) = self.resize_dind_block {
-            reserved_gdt::rewrite(&mut redo, &to_be, top, target.now)?;
+            reserved_gdt::rewrite(&mut redo, &planned, top, target.now)?;
             if !self.new.compatible.contains(Compatible::RESIZE_INODE) {
-                self.free_block(&mut redo, &mut to_be, top)?;
+                self.free_block(&mut redo, &mut planned, top)?;
             }
         }
-        let raw = to_be.write_descriptors(&mut redo, &self.old, target.now)?;
+        let raw = planned.write_descriptors(&mut redo, &self.old, target.now)?;
         Ok(redo.commit(&raw)?)
     }
 

@@ -119,13 +119,13 @@ impl Volume {
         let is_clean = super_.clean && !super_.errors;
         let clean = crashed.as_ref().map_or(is_clean, |before| before.was_clean);
         let groups = Groups::load(&volume.reader.store, super_)?;
-        let outbox = CommitQueue::new(disk, super_.block_bytes);
+        let commit_queue = CommitQueue::new(disk, super_.block_bytes);
         let protocol = choose_protocol(super_, &properties, journal);
         let mut writer = WriteState::new(protocol, groups, &writing, clean);
         writer.is_resumed = crashed.is_some();
         writer.is_marked_in_use = writer.is_resumed && clean && !is_clean;
         writer.quotas = Quotas::from_superblock(super_)?;
-        let mut writing = WriteContext::new(writer, outbox, writing);
+        let mut writing = WriteContext::new(writer, commit_queue, writing);
         writing.claim = claim;
         volume.set_writing(writing);
         let first = volume.reader.super_.last_orphan;
@@ -162,10 +162,10 @@ impl Volume {
         check_writable(super_, &disk.properties(), true)?;
         let mut volume = Self::open_unreplayed(disk.clone(), options, super_.clone());
         let groups = Groups::load(&volume.reader.store, super_)?;
-        let outbox = CommitQueue::new(disk, super_.block_bytes);
+        let commit_queue = CommitQueue::new(disk, super_.block_bytes);
         let mut writer = WriteState::new(Box::new(AtomicProtocol), groups, &writing, true);
         writer.is_marked_in_use = true;
-        volume.set_writing(WriteContext::new(writer, outbox, writing));
+        volume.set_writing(WriteContext::new(writer, commit_queue, writing));
         Ok(volume)
     }
 }

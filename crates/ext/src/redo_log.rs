@@ -370,7 +370,7 @@ fn write_home_blocks(
     super_: &RawSuperblock,
     head: u64,
 ) -> Result<()> {
-    let mut to_be = None;
+    let mut planned = None;
     let mut at = head;
     // Home blocks ascend, so the index has no cycle.
     let mut last = None;
@@ -385,27 +385,27 @@ fn write_home_blocks(
             last = Some(home);
             let bytes = writer.read(FsBlock(logged), 1)?;
             match home {
-                SUPERBLOCK_HOME => to_be = Some(RawSuperblock::view(&bytes)?.clone()),
+                SUPERBLOCK_HOME => planned = Some(RawSuperblock::view(&bytes)?.clone()),
                 home => writer.write(FsBlock(home), &bytes)?,
             }
         }
         at = next;
     }
-    let mut to_be = to_be.ok_or(Error::corrupt("log of an unfinished change: superblock"))?;
+    let mut planned = planned.ok_or(Error::corrupt("log of an unfinished change: superblock"))?;
     writer.wait()?;
     let mut bytes = super_.as_bytes().to_vec();
     if let (Some(to), Some(from)) = (
         bytes.get_mut(saturating_usize(SECTOR_BYTES)..),
-        to_be.as_bytes().get(saturating_usize(SECTOR_BYTES)..),
+        planned.as_bytes().get(saturating_usize(SECTOR_BYTES)..),
     ) {
         to.copy_from_slice(from);
     }
     let mut middle = RawSuperblock::view(&bytes)?.clone();
     middle.set_checksum();
     writer.write_barrier(vec![superblock_sector(&middle, SECTOR_BYTES)])?;
-    to_be.s_checksum = middle.s_checksum;
-    to_be.preserve_checksum();
-    writer.write_barrier(vec![superblock_sector(&to_be, 0)])
+    planned.s_checksum = middle.s_checksum;
+    planned.preserve_checksum();
+    writer.write_barrier(vec![superblock_sector(&planned, 0)])
 }
 
 /// Parses an index block: the next index block, and the entries.

@@ -368,7 +368,7 @@ impl Repair {
             return Ok(());
         }
         let (super_block, at) = super_.location();
-        let to_be = read_raw_superblock(&*self.changes)?;
+        let planned = read_raw_superblock(&*self.changes)?;
         let homes = changed.len() as u64;
         let per_index = u64::from(super_.block_bytes) / 32;
         let log =
@@ -404,13 +404,13 @@ impl Repair {
         // The log is found by the superblock: one that is none is replaced first.
         let old = read_raw_superblock(disk).ok();
         if old.and_then(|old| block_bytes(&old)) != Some(super_.block_bytes) {
-            superblock::write_first(disk, &to_be)?;
+            superblock::write_first(disk, &planned)?;
         }
         let mut redo = RedoLog::new(disk, super_.block_bytes, ranges);
         for (at, bytes) in changed {
             redo.stage_block(FsBlock(at), bytes)?;
         }
-        Ok(redo.commit(&to_be)?)
+        Ok(redo.commit(&planned)?)
     }
 
     fn read_home(&self, disk: &dyn Disk, super_: &Superblock, at: FsBlock) -> Result<Vec<u8>> {

@@ -178,8 +178,8 @@ impl ShrinkPlan {
         let block_bytes = u64::from(self.new.block_bytes);
         let progress = |blocks: u64| (target.progress)(blocks.saturating_mul(block_bytes));
         let redo = RedoLog::new(target.disk, self.new.block_bytes, vec![]);
-        let to_be = planned_volume(&self.old, &self.raw, &self.new);
-        let mut rework = VolumeRewrite::new(&self.old, to_be, redo, target.now, &progress);
+        let planned = planned_volume(&self.old, &self.raw, &self.new);
+        let mut rework = VolumeRewrite::new(&self.old, planned, redo, target.now, &progress);
         rework.build_block_usage()?;
         let needed = self.effort.log_blocks.saturating_add(REDO_LOG_MARGIN_BLOCKS);
         let mut room = self.old.free_blocks(&rework.redo, self.new.blocks, needed)?;

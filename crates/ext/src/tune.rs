@@ -242,12 +242,12 @@ struct TuneTask<'a> {
 impl<'a> TuneTask<'a> {
     /// Stages all changes with `log_blocks` for the log, and returns the planned superblock.
     fn stage(&self, redo: RedoLog<'a>, log_blocks: u64) -> Result<(RedoLog<'a>, RawSuperblock)> {
-        let to_be = PlannedVolume {
+        let planned = PlannedVolume {
             raw: self.raw.clone(),
             super_: self.new.clone(),
             groups: self.volume.groups.clone(),
         };
-        let mut rework = VolumeRewrite::new(self.volume, to_be, redo, self.now, &|_| ());
+        let mut rework = VolumeRewrite::new(self.volume, planned, redo, self.now, &|_| ());
         rework.rewrites_checksums = self.work.rewrites_checksums;
         rework.build_block_usage()?;
         let reserve = match self.work.frees_reserved_gdt {

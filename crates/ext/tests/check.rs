@@ -223,7 +223,7 @@ fn verdict_matches_e2fsck() {
                     let image = Image::from_bytes(&bytes);
                     let report = check_image(&image.path);
                     let clean = report.as_ref().is_ok_and(Report::is_clean);
-                    let Some((theirs, said)) = e2fsck(&image.path) else { return };
+                    let Some((theirs, text)) = e2fsck(&image.path) else { return };
                     let mut tally = tally.lock().unwrap();
                     tally.0 += u64::from(theirs);
                     tally.1 += u64::from(!theirs);
@@ -231,14 +231,14 @@ fn verdict_matches_e2fsck() {
                     if clean == theirs {
                         continue;
                     }
-                    if let Some(name) = known_verdict_difference(&report, theirs, &said) {
+                    if let Some(name) = known_verdict_difference(&report, theirs, &text) {
                         *exceptions.lock().unwrap().entry(name).or_insert(0) += 1;
                     } else {
                         let ours = format_problems(&report);
-                        let said: String =
-                            said.lines().take(20).map(|it| format!("  {it}\n")).collect();
+                        let text: String =
+                            text.lines().take(20).map(|it| format!("  {it}\n")).collect();
                         odd.lock().unwrap().push(format!(
-                            "seed {seed}: e2fsck finds {}\n ours:\n{ours} e2fsck:\n{said}",
+                            "seed {seed}: e2fsck finds {}\n ours:\n{ours} e2fsck:\n{text}",
                             if theirs { "nothing" } else { "damage" }
                         ));
                     }

@@ -147,8 +147,8 @@ fn check_problems_match(name: &str, bytes: &[u8], expected: &[What]) {
     if let Ok(output) = e2fsck("-fp") {
         let asked = !matches!(output.status, Some(0 | 1));
         if asked == mended && (asked || !PREENED_DESPITE_DATA_LOSS.contains(&name)) {
-            let said = output.stdout;
-            wrong.push(format!("{name}: mended {mended}, but e2fsck -fp says:\n{said}"));
+            let printed = output.stdout;
+            wrong.push(format!("{name}: mended {mended}, but e2fsck -fp says:\n{printed}"));
         }
         if !asked {
             let again = e2fsck("-fn").unwrap();

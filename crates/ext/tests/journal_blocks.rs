@@ -116,8 +116,8 @@ fn torn_commit_block_is_whole_or_ignored() {
                     let mut torn = medium.clone();
                     apply_writes(&mut torn, &[(*at, bytes[..SECTOR_BYTES].to_vec())]);
                     let image = Image::from_bytes(&torn);
-                    let said = judge::e2fsck("-fp", &image.path).stdout;
-                    assert!(!said.contains("corrupt"), "{sums:?}: commit {commits}: {said}");
+                    let printed = judge::e2fsck("-fp", &image.path).stdout;
+                    assert!(!printed.contains("corrupt"), "{sums:?}: commit {commits}: {printed}");
                     run_tool("e2fsck", &["-fn", image.path()]).unwrap();
                 }
             }

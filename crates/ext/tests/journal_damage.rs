@@ -162,11 +162,11 @@ fn is_damaged(disk: &Arc<MemoryDisk>) -> bool {
 /// Returns true if `e2fsck -fy` reports the journal, with its output.
 fn e2fsck_reports_journal(bytes: &[u8]) -> (bool, String) {
     let image = Image::from_bytes(bytes);
-    let said = judge::e2fsck("-fy", &image.path).output();
+    let printed = judge::e2fsck("-fy", &image.path).output();
     let of_damage = ["checksum error", "was corrupt", "is corrupt", "nvalid", "unknown"];
     let of_journal = |line: &&str| line.contains("ournal") || line.contains("JBD2");
     let is_damage = |line: &str| of_damage.iter().any(|words| line.contains(words));
-    (said.lines().filter(of_journal).any(is_damage), said)
+    (printed.lines().filter(of_journal).any(is_damage), printed)
 }
 
 /// Checks that a damaged journal prevents writing, and that the checker reports it.

@@ -249,8 +249,8 @@ fn files_without_a_name_get_their_removed_one() {
         }
         let Some(image) = Image::make(Some(source.path()), "8M", arguments) else { return };
         let number = |path: &str| -> u32 {
-            let said = image.debugfs(&format!("stat {path}")).unwrap();
-            said.split_whitespace().nth(1).unwrap().parse().unwrap()
+            let text = image.debugfs(&format!("stat {path}")).unwrap();
+            text.split_whitespace().nth(1).unwrap().parse().unwrap()
         };
         let (two, five) = (number("/one/one-2"), number("/one/one-5"));
         image.debugfs_write("ln /one/one-5 /other/another-name").unwrap();

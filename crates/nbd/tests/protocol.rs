@@ -594,27 +594,27 @@ fn client_that_does_not_read_disturbs_nobody() {
 #[test]
 fn protocol_errors_close_the_connection() {
     let exports = one(memory_disk());
-    let said = |client: Client| client.hang_up().unwrap_err();
+    let describe = |client: Client| client.hang_up().unwrap_err();
     let mut client = Client::choose(&exports, false);
     client.send(&[0; 28]);
-    assert!(said(client).contains("magic"));
+    assert!(describe(client).contains("magic"));
     let mut client = Client::choose(&exports, false);
     client.request(WRITE, 0, 0, (32 << 20) + 1, &[]);
-    assert!(said(client).contains("too long"));
+    assert!(describe(client).contains("too long"));
     let mut client = Client::choose(&exports, false);
     client.request(WRITE, 0, 0, 1024, &[1; 1000]);
-    assert!(!said(client).is_empty());
+    assert!(!describe(client).is_empty());
     let mut client = Client::connect(&exports);
     client.send(b"IHAVEOPT\0\0\0\x03\0\x01\0\x01");
-    assert!(said(client).contains("too long"));
+    assert!(describe(client).contains("too long"));
     let mut client = Client::connect(&exports);
     client.send(b"IHAVEOPT\0\0\0\x01\0\0\0\x01x");
-    assert!(said(client).contains("no export"));
+    assert!(describe(client).contains("no export"));
     let mut client = Client::connect(&exports);
     for _ in 0..MAX_OPTIONS {
         client.option(77, &[]);
     }
-    assert!(said(client).contains("too many"));
+    assert!(describe(client).contains("too many"));
 }
 
 /// Requests and options of random and of half-right bytes: no panic, no endless loop, and a client

@@ -258,8 +258,8 @@ fn writers_and_replaced_stores_are_refused() {
     let profile = writer.info().profile;
     drop(writer);
     Store::create(disk.clone(), &CreateOptions { profile, id: 8 }).unwrap();
-    let said = reader.refresh().unwrap_err().to_string();
-    assert!(said.contains("another store has replaced it"), "{said}");
+    let errors = reader.refresh().unwrap_err().to_string();
+    assert!(errors.contains("another store has replaced it"), "{errors}");
 }
 
 /// Keys in an unreadable part of what opening stored of the log are unknown, and not absent.

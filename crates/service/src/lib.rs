@@ -40,9 +40,9 @@ pub mod worker;
 pub mod worker_process;
 
 /// Returns the text of an error without the ` (os error N)` that Rust appends to system errors.
-pub fn error_text(said: &(impl std::fmt::Display + ?Sized)) -> String {
-    let said = said.to_string();
-    let (mut rest, mut sentence) = (said.as_str(), String::new());
+pub fn error_text(text: &(impl std::fmt::Display + ?Sized)) -> String {
+    let text = text.to_string();
+    let (mut rest, mut sentence) = (text.as_str(), String::new());
     while let Some((before, after)) = rest.split_once(" (os error ") {
         sentence += before;
         let digits = after.trim_start_matches(|c: char| c.is_ascii_digit());

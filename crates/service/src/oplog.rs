@@ -132,8 +132,8 @@ pub(crate) fn map_existing(memory: OwnedFd) -> Result<Arc<SharedMemory>, String>
 /// Maps the pages of the first pool buffer, into which a worker reads a request. Done in advance,
 /// this saves the first client about 1 ms.
 pub(crate) fn prefault_request_buffer(memory: &SharedMemory) {
-    let rooms = OPLOG_MEMORY_BYTES - PAGE_POOL_BYTES;
-    if let Err(errno) = memory.populate(rooms..rooms + MAX_REQUEST_BYTES) {
+    let page_pool = OPLOG_MEMORY_BYTES - PAGE_POOL_BYTES;
+    if let Err(errno) = memory.populate(page_pool..page_pool + MAX_REQUEST_BYTES) {
         log::debug!("the first room is mapped when it is needed: {errno}");
     }
 }
@@ -150,9 +150,9 @@ pub(crate) fn create_memory() -> std::io::Result<Arc<SharedMemory>> {
 
 /// Returns and clears the requests that were in flight when the worker died.
 pub(crate) fn take_in_flight(memory: &SharedMemory) -> Vec<u64> {
-    let hands = (0..IN_FLIGHT_SLOTS)
+    let next_slot = (0..IN_FLIGHT_SLOTS)
         .map(|hand| memory.atomic_u64(IN_FLIGHT_OFFSET + 8 * hand).swap(0, Ordering::Relaxed));
-    hands.filter(|unique| *unique != 0).collect()
+    next_slot.filter(|unique| *unique != 0).collect()
 }
 
 /// Returns the last epoch whose accepted changes must be recorded.

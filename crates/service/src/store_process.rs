@@ -244,9 +244,9 @@ impl StoreProcess {
                 Ok(number) => Ok(u64::from_le_bytes(number)),
                 Err(_) => Err(StoreError::Gone),
             },
-            Some((_, said)) => {
-                let said = String::from_utf8_lossy(said);
-                Err(StoreError::Refused(said.chars().filter(|c| !c.is_control()).collect()))
+            Some((_, text)) => {
+                let text = String::from_utf8_lossy(text);
+                Err(StoreError::Refused(text.chars().filter(|c| !c.is_control()).collect()))
             }
             None => Err(StoreError::Gone),
         }

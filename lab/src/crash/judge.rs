@@ -157,11 +157,11 @@ impl<'a> StateChecker<'a> {
     /// Mounts the state as it is, creates a file, unmounts, and checks the
     /// volume.
     fn mount_and_verify(&self, disk: &Arc<dyn Disk>, marks: &[u64]) -> Result<(), String> {
-        let said = |error: draconis_ext::Error| error.to_string();
+        let describe = |error: draconis_ext::Error| error.to_string();
         let volume = Volume::open_for_writing(disk.clone(), small_cache_options(), write_options())
-            .map_err(said)?;
+            .map_err(describe)?;
         let done = create_probe_file(&volume);
-        volume.close().map_err(said)?;
+        volume.close().map_err(describe)?;
         // The volume may be full.
         if let Err(error) = done
             && !matches!(error, draconis_ext::Error::NoSpace)

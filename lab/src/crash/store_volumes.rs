@@ -73,21 +73,21 @@ fn open_store(disk: Arc<dyn Disk>) -> draconis_objects::Result<Arc<Store>> {
 
 /// Opens the store and the volume's disk.
 pub(super) fn open(disk: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, String> {
-    let said = |error: draconis_objects::Error| format!("the store: {error}");
-    let store = open_store(disk).map_err(said)?;
+    let describe = |error: draconis_objects::Error| format!("the store: {error}");
+    let store = open_store(disk).map_err(describe)?;
     let id = store
         .find_named_object(DISK_NAME)
-        .map_err(said)?
+        .map_err(describe)?
         .ok_or("the volume's disk is not there")?;
-    Ok(Arc::new(store.disk(id).map_err(said)?))
+    Ok(Arc::new(store.disk(id).map_err(describe)?))
 }
 
 /// Opens the store and a disk that takes, clones, rolls back and removes snapshots between its
 /// write chains.
 pub(super) fn open_with_snapshots(disk: Arc<dyn Disk>, seed: u64) -> Result<Arc<dyn Disk>, String> {
-    let said = |error: draconis_objects::Error| format!("the store: {error}");
-    let store = open_store(disk).map_err(said)?;
-    let disk = store.disk_named(DISK_NAME).map_err(said)?;
+    let describe = |error: draconis_objects::Error| format!("the store: {error}");
+    let store = open_store(disk).map_err(describe)?;
+    let disk = store.disk_named(DISK_NAME).map_err(describe)?;
     let state = Mutex::new(SnapshotState { dice: Random::new(seed ^ 0x5A9), chains: 0 });
     Ok(Arc::new(SnapshottingDisk { disk, store, state }))
 }
@@ -163,19 +163,19 @@ impl draconis_device::ForwardingDisk for SnapshottingDisk {
 
 /// Returns all disks and snapshots of the store other than the volume's disk.
 pub(super) fn open_other_disks(disk: Arc<dyn Disk>) -> Result<Vec<Arc<dyn Disk>>, String> {
-    let said = |error: draconis_objects::Error| format!("the store: {error}");
-    let store = open_store(disk).map_err(said)?;
+    let describe = |error: draconis_objects::Error| format!("the store: {error}");
+    let store = open_store(disk).map_err(describe)?;
     let mut clones: Vec<Arc<dyn Disk>> = vec![];
-    for disk in store.list_disks().map_err(said)?.iter().filter(|disk| disk.name != DISK_NAME) {
+    for disk in store.list_disks().map_err(describe)?.iter().filter(|disk| disk.name != DISK_NAME) {
         if !disk.name.contains(&b'@') {
-            clones.push(Arc::new(store.disk_named(&disk.name).map_err(said)?));
+            clones.push(Arc::new(store.disk_named(&disk.name).map_err(describe)?));
             continue;
         }
         let name = format!("judged{}", disk.id);
         match store.clone_disk(&disk.name, name.as_bytes()) {
-            Ok(()) => clones.push(Arc::new(store.disk_named(name.as_bytes()).map_err(said)?)),
+            Ok(()) => clones.push(Arc::new(store.disk_named(name.as_bytes()).map_err(describe)?)),
             Err(Error::NoSpace { .. }) => {}
-            Err(error) => return Err(said(error)),
+            Err(error) => return Err(describe(error)),
         }
     }
     Ok(clones)

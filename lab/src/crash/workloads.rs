@@ -86,12 +86,12 @@ fn decode_cell(bytes: &[u8], nth: u64) -> Result<Option<(u32, u32)>, String> {
 
 /// Reads a whole file.
 fn read_file(volume: &Volume, file: InodeNumber) -> Result<Vec<u8>, String> {
-    let said = |error: draconis_ext::Error| format!("inode {file}: {error}");
-    let size = volume.attributes(file).map_err(said)?.size_bytes;
+    let describe = |error: draconis_ext::Error| format!("inode {file}: {error}");
+    let size = volume.attributes(file).map_err(describe)?.size_bytes;
     let mut bytes = vec![0; usize::try_from(size).map_err(|error| error.to_string())?];
     let mut at = 0;
     while at < bytes.len() {
-        let got = volume.read_into(file, at as u64, &mut bytes[at..]).map_err(said)?;
+        let got = volume.read_into(file, at as u64, &mut bytes[at..]).map_err(describe)?;
         if got == 0 {
             return Err(format!("inode {file}: ends at {at} of {size} bytes"));
         }

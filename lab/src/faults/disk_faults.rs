@@ -220,8 +220,8 @@ impl<'a> DiskRound<'a> {
             // e2fsck -p mends it without a question, with status 1.
             let mut preen = Command::new("e2fsck");
             let output = preen.arg("-fp").arg(self.mount.image()).output()?;
-            let said = String::from_utf8_lossy(&output.stdout);
-            ensure!(matches!(output.status.code(), Some(0 | 1)), "e2fsck -fp: {said}");
+            let printed = String::from_utf8_lossy(&output.stdout);
+            ensure!(matches!(output.status.code(), Some(0 | 1)), "e2fsck -fp: {printed}");
         }
         self.mount.run_e2fsck()?;
         totals.add(self.times, &self.shared)

@@ -135,8 +135,8 @@ pub(super) fn run_command(command: &mut Command) -> anyhow::Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| name.clone())?;
     if !output.status.success() {
-        let said = [output.stdout, output.stderr].concat();
-        bail!("{name}: {}: {}", output.status, String::from_utf8_lossy(&said).trim());
+        let errors = [output.stdout, output.stderr].concat();
+        bail!("{name}: {}: {}", output.status, String::from_utf8_lossy(&errors).trim());
     }
     Ok(())
 }

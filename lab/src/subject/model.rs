@@ -162,7 +162,7 @@ fn lock_host(host: &Mutex<ModelHost>) -> MutexGuard<'_, ModelHost> {
     host.lock()
 }
 
-/// Number of reads elsewhere before a cold run: more than a drive's cache holds.
+/// Number of reads in another place before a cold run: more than a drive's cache holds.
 const DISTANT_READ_COUNT: u64 = 64;
 
 /// The host: a page cache in front of a device. It stores no contents, since nothing reads them.

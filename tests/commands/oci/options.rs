@@ -71,14 +71,14 @@ fn tag_and_platform_select_image() {
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let said = refused(&many, Some("linux/s390x"));
-    assert!(said.contains("linux/amd64, linux/arm64, linux/arm/v7"), "{said}");
-    let said = refused(&layout.source_spec(""), None);
-    assert!(said.contains("several") && said.contains("docker.io/library/one:1, many"), "{said}");
-    let said = refused(&layout.source_spec("no such"), None);
-    assert!(said.contains("no image no such"), "{said}");
-    let said = refused(&layout.source_spec("docker.io/library/one:1"), Some("linux/arm64"));
-    assert!(said.contains("for linux/amd64"), "{said}");
+    let text = refused(&many, Some("linux/s390x"));
+    assert!(text.contains("linux/amd64, linux/arm64, linux/arm/v7"), "{text}");
+    let text = refused(&layout.source_spec(""), None);
+    assert!(text.contains("several") && text.contains("docker.io/library/one:1, many"), "{text}");
+    let text = refused(&layout.source_spec("no such"), None);
+    assert!(text.contains("no image no such"), "{text}");
+    let text = refused(&layout.source_spec("docker.io/library/one:1"), Some("linux/arm64"));
+    assert!(text.contains("for linux/amd64"), "{text}");
     let tar = draconis.path("layer.tar").display().to_string();
     assert!(refused(&tar, None).contains("--config"));
 }
@@ -275,12 +275,12 @@ fn unreadable_sources_are_refused_before_writing() {
         command.output().unwrap()
     };
     let output = as_nobody(&[]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
     for name in ["one", "two", "closed"] {
-        assert!(said.contains(&format!("tree/{name}")), "{said}");
+        assert!(errors.contains(&format!("tree/{name}")), "{errors}");
     }
-    assert!(said.contains("--exclude") && !image.exists(), "{said}");
+    assert!(errors.contains("--exclude") && !image.exists(), "{errors}");
     let output = as_nobody(&["--exclude", "[to][wn][oe]", "--exclude", "closed/"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(image.metadata().unwrap().uid(), 65534);

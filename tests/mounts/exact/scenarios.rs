@@ -189,9 +189,9 @@ fn file_handles(dir: &Path) -> ResultFields {
 /// Runs a shell script; returns its output and errors.
 fn run_script(dir: &Path, text: &str) -> ResultFields {
     let output = Command::new("sh").args(["-uc", text]).current_dir(dir).output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).replace(&*dir.to_string_lossy(), "DIR");
-    let lines = said.lines().enumerate();
+    let errors = [output.stdout, output.stderr].concat();
+    let errors = String::from_utf8_lossy(&errors).replace(&*dir.to_string_lossy(), "DIR");
+    let lines = errors.lines().enumerate();
     lines.map(|(i, line)| (format!("line {i:02}"), line.to_string())).collect()
 }
 

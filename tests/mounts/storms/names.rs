@@ -235,18 +235,18 @@ fn name_stress_on_one_tree_write_back() {
 
 /// Returns what `e2fsck` reports, except orphans.
 fn e2fsck_problems(image: &Path) -> Vec<String> {
-    let said = judge::e2fsck("-fn", image).stdout;
+    let printed = judge::e2fsck("-fn", image).stdout;
     let fine = |line: &str| {
         let starts =
             ["Pass ", "Fix? no", "Free blocks count", "Free inodes count", "Directories count"];
         let only_too_many = line.contains("bitmap differences: ") && !line.contains('+');
         let frame = line.contains("** WARNING: ") || line.contains(" files (");
-        let nameless = line.starts_with("Deleted inode ") && line.contains(" has zero dtime.");
+        let orphans = line.starts_with("Deleted inode ") && line.contains(" has zero dtime.");
         line.is_empty()
             || starts.iter().any(|start| line.starts_with(start))
-            || (only_too_many || frame || nameless)
+            || (only_too_many || frame || orphans)
     };
-    said.lines().filter(|line| !fine(line)).map(String::from).collect()
+    printed.lines().filter(|line| !fine(line)).map(String::from).collect()
 }
 
 fn run_name_stress_with_kills(block: &str, options: &str, removes: bool) {

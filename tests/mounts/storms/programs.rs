@@ -244,8 +244,8 @@ fn stress_programs_run() {
         .arg(&volume.at)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    let failed: Vec<&str> = said.lines().filter(|line| line.contains("fail:")).collect();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let failed: Vec<&str> = errors.lines().filter(|line| line.contains("fail:")).collect();
     assert!(failed.is_empty(), "{failed:#?}");
     volume.unmount_and_check();
 }

@@ -325,7 +325,7 @@ mod tests {
             token_file: Some("/no/such/token".to_owned()),
             token: None,
         };
-        let said = fetch_times(source, 1)[0].as_ref().unwrap_err().to_string();
-        assert!(said.contains("/no/such/token"), "{said}");
+        let errors = fetch_times(source, 1)[0].as_ref().unwrap_err().to_string();
+        assert!(errors.contains("/no/such/token"), "{errors}");
     }
 }

@@ -213,14 +213,14 @@ mod tests {
 
     #[test]
     fn invalid_settings_are_named_in_error() {
-        let said = profile_from(CONFIG, "", Some("none")).unwrap_err();
-        assert!(said.contains("no profile 'none'") && said.contains(".aws/config"), "{said}");
+        let errors = profile_from(CONFIG, "", Some("none")).unwrap_err();
+        assert!(errors.contains("no profile 'none'") && errors.contains(".aws/config"), "{errors}");
         for (text, line) in [("a = b\n", 1), ("[default]\nx\n", 2), ("[default\n", 1), ("\0", 1)] {
-            let said = profile_from("", text, None).unwrap_err();
-            assert!(said.contains(&format!(".aws/credentials: line {line} is")), "{said}");
+            let errors = profile_from("", text, None).unwrap_err();
+            assert!(errors.contains(&format!(".aws/credentials: line {line} is")), "{errors}");
         }
-        let said = profile_from(&"#\n".repeat(1 << 20), "", None).unwrap_err();
-        assert!(said.contains("config: longer than"), "{said}");
+        let errors = profile_from(&"#\n".repeat(1 << 20), "", None).unwrap_err();
+        assert!(errors.contains("config: longer than"), "{errors}");
         // Without files there are no settings.
         assert!(Profile::read(&Environment::new()).unwrap().get("region").is_none());
     }

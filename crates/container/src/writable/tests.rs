@@ -98,8 +98,8 @@ fn run_command(program: &str, arguments: &[&str]) -> Option<Output> {
 
 fn run_command_ok(program: &str, arguments: &[&str]) -> Option<()> {
     let output = run_command(program, arguments)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {errors}");
     Some(())
 }
 
@@ -135,10 +135,10 @@ fn check_image(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool
     let repair: &[&str] = if may_leak && kind == "vhdx" { &["-r", "all"] } else { &[] };
     let words = ["check", "-f", kind];
     let output = run_command("qemu-img", &[&words, repair, &[shown]].concat()).unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+    let errors = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
     let code = output.status.code();
-    assert!(code == Some(0) || may_leak && code == Some(3), "{what}: {code:?} {said}");
+    assert!(code == Some(0) || may_leak && code == Some(3), "{what}: {code:?} {errors}");
     let Some(contents) = contents else { return };
     let raw = dir.join("raw");
     std::fs::write(&raw, contents).unwrap();

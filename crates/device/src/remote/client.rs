@@ -301,8 +301,8 @@ impl ClientShared {
             let part = match &self.blocks {
                 None => Ok(place.move_part(chain)),
                 Some(blocks) => {
-                    let rooms = self.page_pool.get().map(|rooms| &**rooms);
-                    place.copy_part(chain, blocks, rooms, self.properties.sector_bytes)
+                    let page_pool = self.page_pool.get().map(|page_pool| &**page_pool);
+                    place.copy_part(chain, blocks, page_pool, self.properties.sector_bytes)
                 }
             };
             let part = match part {

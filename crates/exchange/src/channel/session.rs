@@ -172,8 +172,8 @@ pub fn broker(
 impl PendingSession {
     fn new(plan: &SessionConfig) -> io::Result<Self> {
         let shared = SharedMemory::new(plan.layout().ok_or(Errno::INVAL)?.len)?;
-        let bell = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let event_fds = (0..plan.lanes * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
+        let event_fd = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let event_fds = (0..plan.lanes * 2).map(event_fd).collect::<io::Result<Vec<_>>>()?;
         Ok(Self { plan: plan.clone(), shared, event_fds })
     }
 
@@ -229,15 +229,15 @@ fn accept_session(
     let (Some(memory), Some(peer)) = (fds.next(), fds.next()) else {
         return Err(ChannelError::Closed);
     };
-    let bells: Vec<_> = fds.collect();
-    for bell in &bells {
+    let event_fds: Vec<_> = fds.collect();
+    for bell in &event_fds {
         let flags = rustix::fs::fcntl_getfl(bell);
         if !flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
             return Err(Violation::Descriptors("a bell that can block").into());
         }
     }
     let shared = SharedMemory::map_peer(memory, layout.len)?;
-    Ok(Arc::new(Session::new(plan, shared, bells, peer, is_host)))
+    Ok(Arc::new(Session::new(plan, shared, event_fds, peer, is_host)))
 }
 
 fn receive_hello(

@@ -250,13 +250,13 @@ mod loom_model {
             let mut client: ThreadTransport<_, u32> =
                 ThreadTransport::new(there.clone(), back.clone(), count());
             let server: ThreadTransport<u32, _> = ThreadTransport::new(back, there, count());
-            let goods = loom::sync::Arc::new(());
-            let sent = goods.clone();
+            let attachments = loom::sync::Arc::new(());
+            let sent = attachments.clone();
             let hand = loom::thread::spawn(move || drop(server));
             client.send(sent);
             hand.join().unwrap();
             drop(client);
-            assert_eq!(loom::sync::Arc::strong_count(&goods), 1);
+            assert_eq!(loom::sync::Arc::strong_count(&attachments), 1);
         });
     }
 }

@@ -497,8 +497,8 @@ mod tests {
     }
 
     fn unpacked<T: Field>(bytes: &[u8]) -> Result<T, Violation> {
-        let mut goods = Nothing;
-        let mut unpacker = Unpacker::new(bytes, &mut goods);
+        let mut attachments = Nothing;
+        let mut unpacker = Unpacker::new(bytes, &mut attachments);
         let value = T::unpack(&mut unpacker)?;
         unpacker.finish().map(|()| value)
     }

@@ -163,8 +163,8 @@ pub(super) fn replay_fast_commits(
     for inode in dead {
         volume.transact(|tx| {
             tx.may_block = true;
-            let lives = tx.read_slot(inode, |it| it.links() > 0 || it.mode() == 0)?;
-            if lives { Ok(()) } else { tx.evict_inode(inode) }
+            let supervision = tx.read_slot(inode, |it| it.links() > 0 || it.mode() == 0)?;
+            if supervision { Ok(()) } else { tx.evict_inode(inode) }
         })?;
     }
     let done = volume.sync();

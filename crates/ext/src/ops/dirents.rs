@@ -212,9 +212,9 @@ impl Transaction<'_> {
         like: NameMatch,
     ) -> Result<NameLookup> {
         for (nth, part) in self.read_inline(dir)?.dir_parts().iter().enumerate() {
-            let sought = self.find_in_dirents(part.entries, wanted, like);
+            let target = self.find_in_dirents(part.entries, wanted, like);
             if let SlotSearch::Found(found) =
-                sought.map_err(|error| error.with_inode(dir.number))?
+                target.map_err(|error| error.with_inode(dir.number))?
             {
                 return Ok(Ok(DirentLocation { container: DirentContainer::Inline(nth), found }));
             }
@@ -234,8 +234,8 @@ impl Transaction<'_> {
         let mut place = None;
         for nth in (hint..count).chain(0..hint) {
             let Some((block, bytes)) = self.read_directory_block(dir, nth)? else { continue };
-            let sought = self.find_in_dirents(self.dirent_area(&bytes), wanted, like);
-            match sought.map_err(|error| error.with_block(block).with_inode(dir.number))? {
+            let target = self.find_in_dirents(self.dirent_area(&bytes), wanted, like);
+            match target.map_err(|error| error.with_block(block).with_inode(dir.number))? {
                 SlotSearch::Found(found) => {
                     return Ok(Ok(DirentLocation {
                         container: DirentContainer::Block(block),
@@ -292,8 +292,8 @@ impl Transaction<'_> {
             let hash = if turn == 0 { name_hash } else { 0 };
             let bytes = self.descend_to_leaf(dir, &mut descent, hash)?;
             let block = descent.leaf.1;
-            let sought = self.find_in_dirents(self.dirent_area(&bytes), wanted, like);
-            match sought.map_err(|error| error.with_block(block).with_inode(dir.number))? {
+            let target = self.find_in_dirents(self.dirent_area(&bytes), wanted, like);
+            match target.map_err(|error| error.with_block(block).with_inode(dir.number))? {
                 SlotSearch::Found(found) => {
                     return Ok(Ok(DirentLocation {
                         container: DirentContainer::Block(block),

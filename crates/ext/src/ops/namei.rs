@@ -352,8 +352,8 @@ impl Transaction<'_> {
         if is_dot_or_dot_dot(name) {
             return Err(Error::IsADirectory);
         }
-        let Ok(spot) = self.find_name_or_slot(&parent, name)? else { return Err(Error::NotFound) };
-        let inode = spot.found.inode;
+        let Ok(slot) = self.find_name_or_slot(&parent, name)? else { return Err(Error::NotFound) };
+        let inode = slot.found.inode;
         match self.node(inode) {
             Ok(node) if node.kind == FileType::Directory => return Err(Error::IsADirectory),
             Ok(node) if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 => {
@@ -362,14 +362,14 @@ impl Transaction<'_> {
             Ok(node) => self.preload_for_deletion(&node)?,
             // A power cut may leave a name of an unused inode.
             Err(Error::NotFound) => {
-                self.remove_name(dir, spot)?;
+                self.remove_name(dir, slot)?;
                 return self.touch_directory(dir);
             }
             Err(other) => return Err(other),
         }
         let moved = self.join_batch(Operation::Unlink { inode })?;
-        let spot = if moved { self.find_existing(dir, name)? } else { spot };
-        self.remove_name(dir, spot)?;
+        let slot = if moved { self.find_existing(dir, name)? } else { slot };
+        self.remove_name(dir, slot)?;
         self.touch_directory(dir)?;
         self.drop_link(dir, inode)
     }
@@ -431,8 +431,8 @@ impl Transaction<'_> {
             b".." => return Err(Error::NotEmpty),
             _ => {}
         }
-        let Ok(spot) = self.find_name_or_slot(&parent, name)? else { return Err(Error::NotFound) };
-        let inode = spot.found.inode;
+        let Ok(slot) = self.find_name_or_slot(&parent, name)? else { return Err(Error::NotFound) };
+        let inode = slot.found.inode;
         let node = self.node(inode)?;
         if node.kind != FileType::Directory {
             return Err(Error::NotADirectory);
@@ -448,8 +448,8 @@ impl Transaction<'_> {
         }
         self.preload_for_deletion(&node)?;
         let moved = self.join_batch(Operation::RemoveDirectory { inode })?;
-        let spot = if moved { self.find_existing(dir, name)? } else { spot };
-        self.remove_name(dir, spot)?;
+        let slot = if moved { self.find_existing(dir, name)? } else { slot };
+        self.remove_name(dir, slot)?;
         self.drop_directory(dir, inode)?;
         self.touch_directory(dir)
     }

@@ -445,7 +445,7 @@ impl Fixer<'_> {
     }
 
     pub(super) fn fix_links(&mut self, problems: &[&Problem]) -> Result<()> {
-        let mut nameless = vec![];
+        let mut orphans = vec![];
         for problem in problems {
             let Some(InodeNumber(number)) = problem.inode else { continue };
             match problem.what {
@@ -459,7 +459,7 @@ impl Fixer<'_> {
                         self.clear_inode(number)?;
                         self.done(problem, "the value that no attribute has is deleted");
                     } else {
-                        nameless.push(number);
+                        orphans.push(number);
                         self.done(problem, "the file gets a name in lost+found");
                     }
                 }
@@ -476,7 +476,7 @@ impl Fixer<'_> {
                 _ => {}
             }
         }
-        self.attach(&nameless)
+        self.attach(&orphans)
     }
 
     /// Takes an unused inode for a new directory.

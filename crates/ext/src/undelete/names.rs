@@ -334,7 +334,7 @@ impl Names {
     ) -> FoundPath {
         let mut parts: Vec<Vec<u8>> = vec![];
         let number_of = |nth: usize| files.get(nth).map_or(0, |(file, _)| file.inode.number.0);
-        let nameless = |inode: u32| format!("#{inode}").into_bytes();
+        let orphans = |inode: u32| format!("#{inode}").into_bytes();
         let mut at = Dir::Deleted(nth);
         let mut is_known = true;
         while parts.len() < MAX_DEPTH {
@@ -346,7 +346,7 @@ impl Names {
                 Dir::Existing(number) => match self.existing.get(&number) {
                     Some((parent, name)) => Some((Dir::Existing(*parent), name.clone())),
                     None => {
-                        parts.push(nameless(number));
+                        parts.push(orphans(number));
                         None
                     }
                 },
@@ -357,7 +357,7 @@ impl Names {
                     Some(found) => Some((found.dir, found.name.clone())),
                     None => {
                         is_known = false;
-                        parts.push(nameless(number_of(nth)));
+                        parts.push(orphans(number_of(nth)));
                         // Without a name of its own, the directory may still tell its parent.
                         self.parents
                             .get(&nth)

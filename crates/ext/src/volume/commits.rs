@@ -49,11 +49,11 @@ impl Volume {
         }
         // Freed blocks are allocatable once the chain is durable. A disk that can be unreachable
         // buffers chains until a wait.
-        let outbox = self.commit_queue()?;
-        let wanted = if outbox.waits_separately {
-            outbox.last_ticket()?
+        let commit_queue = self.commit_queue()?;
+        let wanted = if commit_queue.waits_separately {
+            commit_queue.last_ticket()?
         } else {
-            outbox.last_ticket_with_frees()?
+            commit_queue.last_ticket_with_frees()?
         };
         match wanted {
             Some(ticket) => self.wait_for_ticket(ticket),
@@ -74,25 +74,25 @@ impl Volume {
     /// # Errors
     /// As [`Volume::commit`].
     pub fn sync(&self) -> Result<()> {
-        let outbox = self.commit_queue()?;
-        let gathering = self.group_commit()?;
-        let mut entered = gathering.enter();
-        if gathering.has_others()
-            && let Some(ticket) = outbox.sync_ticket()?
+        let commit_queue = self.commit_queue()?;
+        let batch = self.group_commit()?;
+        let mut opened = batch.enter();
+        if batch.has_others()
+            && let Some(ticket) = commit_queue.sync_ticket()?
         {
             self.wait_for_ticket(ticket)?;
         }
-        if let Some(turn) = entered.try_lead() {
+        if let Some(turn) = opened.try_lead() {
             // A thread that syncs alone can send and wait in one call.
-            self.transact_and_write_out(|tx| tx.close_batch(), !gathering.has_others())?;
+            self.transact_and_write_out(|tx| tx.close_batch(), !batch.has_others())?;
             drop(turn);
         }
         // Another thread may have queued a chain that it has not sent yet.
         if let Some(writing) = &self.writing {
             self.send(writing, false)?;
         }
-        entered.finish();
-        match outbox.sync_ticket()? {
+        opened.finish();
+        match commit_queue.sync_ticket()? {
             Some(ticket) => self.wait_for_ticket(ticket),
             None => Ok(()),
         }
@@ -180,9 +180,9 @@ impl Volume {
                 if self.failure().is_none() {
                     return Ok(());
                 }
-                let outbox = self.commit_queue()?;
-                if let Ok(Some(last)) = outbox.last_ticket()
-                    && let Err(error) = outbox.wait_for_ticket(last, |_, _| {})
+                let commit_queue = self.commit_queue()?;
+                if let Ok(Some(last)) = commit_queue.last_ticket()
+                    && let Err(error) = commit_queue.wait_for_ticket(last, |_, _| {})
                 {
                     log::warn!("what was written last may be lost: {error}");
                 }

@@ -182,7 +182,7 @@ fn verdict_matches_e2fsck() {
         let dir = made::scratch_dir();
         let path = dir.path().join("image");
         std::fs::write(&path, &image).unwrap();
-        let (theirs, said) = e2fsck(&path);
+        let (theirs, text) = e2fsck(&path);
         let report = check_image(image);
         let ours = report.as_ref().is_ok_and(Report::is_clean);
         let mut tally = tally.lock().unwrap();
@@ -191,7 +191,7 @@ fn verdict_matches_e2fsck() {
         if ours == theirs {
             return None;
         }
-        if known_verdict_difference(&report, theirs, &said, &path).is_some() {
+        if known_verdict_difference(&report, theirs, &text, &path).is_some() {
             tally.2 += 1;
             return None;
         }
@@ -199,11 +199,11 @@ fn verdict_matches_e2fsck() {
         if let Some(dir) = std::env::var_os("DRACONIS_MATRIX_KEEP") {
             std::fs::copy(&path, Path::new(&dir).join(format!("seed-{seed}"))).unwrap();
         }
-        let said: String = said.lines().take(12).map(|it| format!("  {it}\n")).collect();
+        let text: String = text.lines().take(12).map(|it| format!("  {it}\n")).collect();
         let what = if theirs { "nothing" } else { "damage" };
         let ours = format_problems(&report);
         Some(format!(
-            "seed {seed}, {}: {told}\n e2fsck finds {what}\n ours:\n{ours} e2fsck:\n{said}",
+            "seed {seed}, {}: {told}\n e2fsck finds {what}\n ours:\n{ours} e2fsck:\n{text}",
             base.line
         ))
     });

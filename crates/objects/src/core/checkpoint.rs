@@ -183,13 +183,13 @@ impl Core {
         // In a commit of its own number: `own_seq` is the open one.
         let checkpoint = log.append_block(&bytes, false)?;
         // Everything depends on it, so there are two copies, in two streams if there are two.
-        let twin = log.append_block_to_stream(PayloadKind::Node, &bytes, false)?;
+        let copy = log.append_block_to_stream(PayloadKind::Node, &bytes, false)?;
         log.commit()?;
         let superblock = &mut self.checkpoints.superblock;
-        (superblock.checkpoint, superblock.checkpoint_copy) = (checkpoint, Some(twin));
+        (superblock.checkpoint, superblock.checkpoint_copy) = (checkpoint, Some(copy));
         let ticket = self.checkpoints.write_superblock(log)?;
         log.sent.barrier = log.sent.barrier.max(blob.own_seq);
-        self.checkpoints.ptrs = [table, vec![checkpoint, twin], image].concat();
+        self.checkpoints.ptrs = [table, vec![checkpoint, copy], image].concat();
         let written_bytes = log.counters.written_bytes;
         let cleaned = std::mem::take(&mut self.cleaner.before);
         self.checkpoints.written =

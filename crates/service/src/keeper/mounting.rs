@@ -147,20 +147,20 @@ impl Keeper {
         // A worker receives descriptors instead of file names.
         let none = MountOptions { backing: vec![], parts: vec![], ..mount.options.clone() };
         let options = MountOptions { read_only, ..none };
-        let said = |error| match error {
+        let describe = |error| match error {
             StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
             other => other.to_string(),
         };
         let device = connection::open_for_rings(&options)?;
         let lives = WorkerSupervision::new(source, behind, device, options.clone())
             .map_err(StartError::Spawn);
-        let mut lives = lives.map_err(said)?;
+        let mut lives = lives.map_err(describe)?;
         let begun = match lives.start_successor(read_only) {
             Ok(worker) => {
                 let device = lives.fuse_device();
                 self.attach_and_serve(mount, worker, &mut keep, device, &options)
             }
-            Err(why) => Err(said(why)),
+            Err(why) => Err(describe(why)),
         };
         let (worker, fuse, relays, told) = match begun {
             Ok(begun) => begun,

@@ -184,21 +184,21 @@ fn numbered_key(number: u32) -> ItemName {
 
 /// Reads the contents of a store.
 fn read_all(store: &Arc<Store>) -> Result<ModelContents, Violation> {
-    let said = |error: Error| violation_while("reading all", &error);
+    let describe = |error: Error| violation_while("reading all", &error);
     let mut held = ModelContents::new();
-    let disks = store.list_disks().map_err(said)?;
+    let disks = store.list_disks().map_err(describe)?;
     for disk in &disks {
-        let bytes = read_object(store, disk.id, disk.len).map_err(said)?;
+        let bytes = read_object(store, disk.id, disk.len).map_err(describe)?;
         held.insert(ItemName::Disk(disk.name.as_slice().into()), bytes);
     }
-    for (id, len) in store.list().map_err(said)? {
+    for (id, len) in store.list().map_err(describe)? {
         if disks.iter().any(|disk| disk.id == id) {
             continue;
         }
-        held.insert(ItemName::Object(id), read_object(store, id, len).map_err(said)?);
+        held.insert(ItemName::Object(id), read_object(store, id, len).map_err(describe)?);
     }
     for pair in Kv::new(store.clone()).scan::<RangeFull>(&..) {
-        let (key, value) = pair.map_err(said)?;
+        let (key, value) = pair.map_err(describe)?;
         held.insert(ItemName::Key(key.into()), value.into());
     }
     Ok(held)

@@ -338,8 +338,8 @@ fn volume_tree_hash(volume: &Volume) -> Result<u64, String> {
         if path == "/lost+found" || path.strip_prefix('/') == Some(PROBE_FILE_NAME) {
             continue;
         }
-        let said = |error: Error| format!("{path}: {error}");
-        let attributes = volume.attributes(inode).map_err(said)?;
+        let describe = |error: Error| format!("{path}: {error}");
+        let attributes = volume.attributes(inode).map_err(describe)?;
         let is_directory = kind == FileType::Directory;
         let (links, note, bytes) = if is_directory {
             (0, vec![], vec![])
@@ -347,7 +347,7 @@ fn volume_tree_hash(volume: &Volume) -> Result<u64, String> {
             let note = match volume.xattr(inode, XATTR_NAME) {
                 Ok(note) => note,
                 Err(Error::NoAttribute) => vec![],
-                Err(error) => return Err(said(error)),
+                Err(error) => return Err(describe(error)),
             };
             (u64::from(attributes.links), note, read_file(volume, inode)?)
         };

@@ -39,9 +39,9 @@ const DATA_FILES: [&str; 2] = [FILES[0], FILES[2]];
 /// Directories; all but the last are there at the start.
 const DIRECTORIES: [&str; 3] = ["/A", "/B", "/C"];
 
-/// Place of a write or an allocation in a file.
+/// Position of a write or an allocation in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::crash) enum Place {
+pub(in crate::crash) enum WritePosition {
     Start,
     Middle,
     /// Over the end.
@@ -52,8 +52,13 @@ pub(in crate::crash) enum Place {
     Beyond,
 }
 
-const PLACES: [Place; 5] =
-    [Place::Start, Place::Middle, Place::Across, Place::Append, Place::Beyond];
+const PLACES: [WritePosition; 5] = [
+    WritePosition::Start,
+    WritePosition::Middle,
+    WritePosition::Across,
+    WritePosition::Append,
+    WritePosition::Beyond,
+];
 
 /// One change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,8 +66,8 @@ pub(in crate::crash) enum Change {
     Create(&'static str),
     MakeDirectory(&'static str),
     Symlink(&'static str),
-    Write(&'static str, Place),
-    Allocate(&'static str, Place),
+    Write(&'static str, WritePosition),
+    Allocate(&'static str, WritePosition),
     AllocateKeepingSize(&'static str),
     Punch(&'static str),
     Zero(&'static str),
@@ -106,7 +111,10 @@ pub(in crate::crash) fn all_changes() -> Vec<Change> {
     all.extend([Change::MakeDirectory("/C"), Change::Symlink("/bar"), Change::Symlink("/B/foo")]);
     for file in DATA_FILES {
         all.extend(PLACES.map(|place| Change::Write(file, place)));
-        all.extend([Place::Middle, Place::Append].map(|place| Change::Allocate(file, place)));
+        all.extend(
+            [WritePosition::Middle, WritePosition::Append]
+                .map(|place| Change::Allocate(file, place)),
+        );
         all.extend([
             Change::AllocateKeepingSize(file),
             Change::Punch(file),
@@ -246,7 +254,7 @@ impl Workload for SequenceWorkload {
         }
         for (nth, file) in (1..).zip(BASE_FILES) {
             run.change(volume, Change::Create(file), nth)?;
-            run.change(volume, Change::Write(file, Place::Append), nth)?;
+            run.change(volume, Change::Write(file, WritePosition::Append), nth)?;
         }
         for file in DATA_FILES {
             run.change(volume, Change::SetAttribute(file), 9)?;
@@ -397,8 +405,10 @@ impl Run {
                 let (at, how) = match change {
                     Change::Allocate(_, place) => (place.offset(len), Reserve::Allocate),
                     Change::AllocateKeepingSize(_) => (len, Reserve::KeepSize),
-                    Change::Punch(_) => (Place::Middle.offset(len), Reserve::PunchHole),
-                    _ => (Place::Middle.offset(len), Reserve::ZeroRange { keep_size: false }),
+                    Change::Punch(_) => (WritePosition::Middle.offset(len), Reserve::PunchHole),
+                    _ => {
+                        (WritePosition::Middle.offset(len), Reserve::ZeroRange { keep_size: false })
+                    }
                 };
                 volume.fallocate(inode, at, WRITE_BYTES, how)?;
                 let end = (at + WRITE_BYTES) as usize;
@@ -528,7 +538,7 @@ impl State {
     }
 }
 
-impl Place {
+impl WritePosition {
     /// Returns the offset in a file of `len` bytes: that of a cell.
     fn offset(self, len: u64) -> u64 {
         match self {

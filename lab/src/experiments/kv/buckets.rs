@@ -158,9 +158,9 @@ impl BucketRun<'_> {
         }
         command.env("AWS_ACCESS_KEY_ID", "access").env("AWS_SECRET_ACCESS_KEY", "secret-of-a-lab");
         command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL", &self.server.endpoint);
-        let said = child::run_and_capture(self.context, &mut command)?;
-        (!said.is_empty())
-            .then(|| serde_json::from_slice(&said).context(phase.to_owned()))
+        let printed = child::run_and_capture(self.context, &mut command)?;
+        (!printed.is_empty())
+            .then(|| serde_json::from_slice(&printed).context(phase.to_owned()))
             .transpose()
     }
 

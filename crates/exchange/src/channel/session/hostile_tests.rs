@@ -394,8 +394,8 @@ fn forged_hello_is_refused() {
     let (offer, _socket) = offer(&session_config()).unwrap();
     let me = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let hello = session_config().to_bytes();
-    let bells: Vec<_> = offer.event_fds.iter().map(OwnedFd::as_fd).collect();
-    let all = [&[offer.shared.as_fd(), me.as_fd()][..], &bells].concat();
+    let event_fds: Vec<_> = offer.event_fds.iter().map(OwnedFd::as_fd).collect();
+    let all = [&[offer.shared.as_fd(), me.as_fd()][..], &event_fds].concat();
     let memory = |what| ChannelError::Violation(Violation::Memory(what));
     let descriptors = |what| ChannelError::Violation(Violation::Descriptors(what));
     assert_eq!(SessionConfig::from_bytes(&hello).unwrap(), session_config());

@@ -157,8 +157,8 @@ impl LaneReceiver {
         session: &Arc<Session>,
         head: MailboxHeader,
     ) -> Result<Rx, Violation> {
-        let mut goods = AttachmentReceiver { session };
-        let mut unpacker = Unpacker::new(&self.copy[..usize::from(head.len)], &mut goods);
+        let mut attachments = AttachmentReceiver { session };
+        let mut unpacker = Unpacker::new(&self.copy[..usize::from(head.len)], &mut attachments);
         // The table has allowed the tag, so it is below 256.
         let message = Rx::unpack(head.tag as u8, &mut unpacker)?;
         unpacker.finish()?;
@@ -239,8 +239,8 @@ impl ReclaimOps {
         Self {
             drop_received: |reader, session, head| drop(reader.unpack::<Rx>(session, head)),
             cancel_send: |session, bytes, head| {
-                let mut goods = AttachmentReturner { session };
-                drop(Tx::unpack(head.tag as u8, &mut Unpacker::new(bytes, &mut goods)));
+                let mut attachments = AttachmentReturner { session };
+                drop(Tx::unpack(head.tag as u8, &mut Unpacker::new(bytes, &mut attachments)));
             },
         }
     }
@@ -341,12 +341,12 @@ impl LaneTransport {
 impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
     fn send(&mut self, message: Tx) {
         let tag = message.tag();
-        let mut goods = AttachmentSender { session: &self.session, failed: None };
-        let mut packer = Packer::new(&mut self.sent.bytes, &mut goods);
+        let mut attachments = AttachmentSender { session: &self.session, failed: None };
+        let mut packer = Packer::new(&mut self.sent.bytes, &mut attachments);
         message.pack(&mut packer);
         // A mailbox is shorter than 2^16 bytes.
         let len = packer.used() as u16;
-        self.failed = goods.failed;
+        self.failed = attachments.failed;
         self.sent.head.tag = tag.into();
         self.sent.head.len = len;
         if self.failed.is_some() {

@@ -72,8 +72,8 @@ impl<'a> EntryWriter<'a> {
     /// Appends `entry`; returns `false` and writes nothing if it does not fit.
     pub fn push(&mut self, entry: &DirEntry) -> bool {
         let mut line = [0; MAX_MESSAGE_BYTES];
-        let mut goods = NoAttachments;
-        let mut packer = Packer::new(&mut line, &mut goods);
+        let mut attachments = NoAttachments;
+        let mut packer = Packer::new(&mut line, &mut attachments);
         packer.put(&[0, 0]);
         entry.clone().pack(&mut packer);
         let len = packer.used();
@@ -122,10 +122,11 @@ impl EntryReader {
 
     fn read(&mut self) -> Result<DirEntry, Violation> {
         let rest = &self.bytes[self.at..];
-        let mut goods = NoAttachments;
-        let len = usize::from(Unpacker::new(rest, &mut goods).take().map(u16::from_le_bytes)?);
+        let mut attachments = NoAttachments;
+        let len =
+            usize::from(Unpacker::new(rest, &mut attachments).take().map(u16::from_le_bytes)?);
         let record = rest.get(2..len).ok_or(Violation::Length(len as u32))?;
-        let mut unpacker = Unpacker::new(record, &mut goods);
+        let mut unpacker = Unpacker::new(record, &mut attachments);
         let entry = DirEntry::unpack(&mut unpacker)?;
         unpacker.finish()?;
         self.at += len;

@@ -59,8 +59,8 @@ mod tests {
         let mut block = empty_block(WITHOUT_CHECKSUMS);
         for nth in 0..count {
             let name = format!("{nth:010}");
-            let sought = find_or_slot(&block, true, name.as_bytes()).unwrap();
-            let SlotSearch::Free(room) = sought else { panic!("{sought:?}") };
+            let target = find_or_slot(&block, true, name.as_bytes()).unwrap();
+            let SlotSearch::Free(room) = target else { panic!("{target:?}") };
             let inode = InodeNumber(nth + 12);
             insert(&mut block, &room, inode, FileType::File, name.as_bytes(), true).unwrap();
         }

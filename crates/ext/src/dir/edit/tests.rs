@@ -97,11 +97,11 @@ impl BlockModel {
         assert_eq!(found.is_some(), self.names.contains_key(&name));
         let need = min_rec_len(name.len());
         let room = find_slot(&self.block, need).unwrap();
-        let sought = match (found, room) {
+        let target = match (found, room) {
             (Some(found), _) => SlotSearch::Found(found),
             (None, room) => room.map_or(SlotSearch::Full, SlotSearch::Free),
         };
-        assert_eq!(find_or_slot(&self.block, self.filetype, &name).unwrap(), sought);
+        assert_eq!(find_or_slot(&self.block, self.filetype, &name).unwrap(), target);
         let Some(room) = room else { return false };
         if found.is_some() {
             return true;

@@ -133,23 +133,23 @@ impl Transaction<'_> {
     ) -> Result<()> {
         let Some(AllocatedWhiteout { number, whiteout }) = whiteout else {
             // Looked up again: inserting the new name may have moved the old one.
-            let spot = self.find_existing(dir, name)?;
-            return self.remove_name(dir, spot);
+            let slot = self.find_existing(dir, name)?;
+            return self.remove_name(dir, slot);
         };
         let parent = self.directory(dir)?;
         let new = whiteout.as_new_node();
         let birth = self.plan_new_inode(&parent, &new)?;
         self.make_inode(&parent, number, &new, birth, 1)?;
-        let spot = self.find_existing(dir, name)?;
+        let slot = self.find_existing(dir, name)?;
         // For the order of the chain, this is a removal and an insert.
         self.record_effect(Effect::NameRemoved { dir });
-        self.retarget_name(dir, spot, number, new.kind)
+        self.retarget_name(dir, slot, number, new.kind)
     }
 
     fn set_parent(&mut self, dir: InodeNumber, parent: InodeNumber) -> Result<()> {
-        let spot = self.find_dot_dot(dir)?;
+        let slot = self.find_dot_dot(dir)?;
         self.record_effect(Effect::Reparented { dir, parent });
-        self.retarget_name(dir, spot, parent, FileType::Directory)
+        self.retarget_name(dir, slot, parent, FileType::Directory)
     }
 
     fn can_replace(&self, node: &Inode, victim: &Inode, to_dir: InodeNumber) -> Result<()> {

@@ -77,9 +77,9 @@ impl PendingReplies {
         let Some(recorder) = recorder else { return };
         recorder.end_replay();
         let unannounced_orphans = std::mem::take(&mut *self.unannounced_orphans.lock());
-        let nameless =
+        let orphans =
             recorder.orphans().into_iter().filter(|node| !unannounced_orphans.contains(node));
-        nameless.for_each(|node| notifier.send(NotifyTask::CheckOrphan(node)));
+        orphans.for_each(|node| notifier.send(NotifyTask::CheckOrphan(node)));
     }
 }
 
