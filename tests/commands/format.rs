@@ -461,7 +461,7 @@ fn root_of_empty_volume_belongs_to_user() {
     };
     let own = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     draconis.run_ok(["format", draconis.path("own").to_str().unwrap(), "1M"]);
-    assert_fsck_clean(&draconis.path("own"));
+    assert_fsck_clean(draconis.path("own"));
     assert_eq!(owner("own"), own);
     if !is_root() || !is_installed("setpriv") {
         report_skipped("becoming another user needs root and setpriv");
@@ -501,7 +501,7 @@ fn root_of_empty_volume_belongs_to_user() {
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert_fsck_clean(&draconis.path(name));
+        assert_fsck_clean(draconis.path(name));
         assert_eq!(owner(name), expected, "{name}");
     }
 }
@@ -542,7 +542,7 @@ fn recognised_contents_are_not_overwritten() {
     let after = std::fs::read(&disk).unwrap();
     assert!(after[..21 << 20] == before[..21 << 20] && after[41 << 20..] == before[41 << 20..]);
     std::fs::write(draconis.path("part"), &after[21 << 20..41 << 20]).unwrap();
-    assert_fsck_clean(&draconis.path("part"));
+    assert_fsck_clean(draconis.path("part"));
     // In the middle of a volume.
     let part = draconis.path("part");
     let part = part.to_str().unwrap();
@@ -555,7 +555,7 @@ fn recognised_contents_are_not_overwritten() {
     assert_fsck_clean(Path::new(part));
     let whole = std::fs::read(part).unwrap();
     std::fs::write(draconis.path("second"), &whole[20 << 20..]).unwrap();
-    assert_fsck_clean(&draconis.path("second"));
+    assert_fsck_clean(draconis.path("second"));
     // Compressed data is never overwritten.
     let packed = draconis.path("packed");
     let before = std::fs::read(&packed).unwrap();
