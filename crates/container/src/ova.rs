@@ -24,7 +24,7 @@ const DISK_SUFFIXES: [&str; 7] = [".vmdk", ".vhd", ".vhdx", ".vdi", ".qcow2", ".
 /// Returns the only disk of the archive that begins with `head`; `None` if it is no OVA archive.
 ///
 /// # Errors
-/// [`Unsupported::Disks`] if there are several.
+/// [`UnsupportedFeature::Disks`] if there are several.
 pub(crate) fn find_only_disk(file: &ImageFile, head: &[u8]) -> Result<Option<Extent>, Error> {
     if head.get(257..262) != Some(b"ustar") || is_ext_volume(file)? {
         return Ok(None);

@@ -43,7 +43,7 @@ use crate::{
 
 /// Sector size of every file disk in bytes; no device has a smaller one.
 const SECTOR_BYTES: u32 = 512;
-/// Maximum length of [`OpenedFile::head`].
+/// Maximum length of [`OpenedFile::read_file_head`].
 const UNALIGNED_HEAD_BYTES: usize = 16;
 /// Request size beyond which this machine's disks hardly gain throughput.
 const OPTIMAL_IO_BYTES: u32 = 512 << 10;

@@ -72,7 +72,7 @@ impl<'a> CheckedDisk<'a> {
         Self { disk, sector_bytes }
     }
 
-    /// As [`Subject::of`], with each of the first [`SECTORS`] sectors filled with its number.
+    /// As [`Self::from_disk`], with each of the first [`MIN_SECTORS`] sectors filled with its number.
     fn with_numbered_sectors(disk: &'a dyn Disk) -> Self {
         let subject = Self::from_disk(disk);
         let fills: Vec<_> = (0..MIN_SECTORS).map(|nth| (nth, 1, nth as u8)).collect();

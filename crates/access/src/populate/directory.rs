@@ -229,7 +229,7 @@ pub fn scan_files(
 #[derive(Clone, Copy)]
 struct SourcePath<'a> {
     path: &'a Path,
-    /// Index in [`Files`].
+    /// Index in the open directories.
     dir_index: u32,
     name_there: &'a [u8],
 }

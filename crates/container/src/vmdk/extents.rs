@@ -7,7 +7,7 @@
 //! ```
 //! Law 1: this module opens no files by name. It reads the given files in the order of their names;
 //! lines with equal names share a file.
-//! Law 2: [`names`] lists only names in or below the directory of the descriptor file.
+//! Law 2: [`extent_file_names`] lists only names in or below the directory of the descriptor file.
 //! Law 3: a descriptor longer than [`MAX_DESCRIPTOR_BYTES`] or with more than [`MAX_EXTENTS`] lines
 //! is an error.
 

@@ -11,9 +11,9 @@
 //! Law 1: an entry that stays is never moved, and none of its bytes changes.
 //! Law 2: removing a name changes one field of at most four bytes, within one sector: the record
 //! length of the entry before it, or its own inode number if it is the first in the block.
-//! Law 3: a new entry is written where no reader looks ([`hide`]), and made visible by one such
-//! field ([`reveal_hidden`]). If both are in one sector ([`DirentSlot::is_tear_safe`]), no tear separates
-//! them; if not, the hidden bytes must be durable first.
+//! Law 3: a new entry is written where no reader looks ([`insert_hidden`]), and made visible by one
+//! such field ([`reveal_hidden`]). If both are in one sector ([`DirentSlot::is_tear_safe`]), no tear
+//! separates them; if not, the hidden bytes must be durable first.
 //! Law 4: no input makes these functions panic, and a broken chain of records is not changed.
 //!
 //! These functions do not know disks or locks.

@@ -168,7 +168,7 @@ impl Inode {
     /// Checks that this is a readable directory.
     ///
     /// # Errors
-    /// [`Error::NotADirectory`]; [`Error::Unsupported`] as [`Inode::readable`].
+    /// [`Error::NotADirectory`]; [`Error::Unsupported`] as [`Inode::check_readable`].
     pub(crate) fn as_directory(self: Arc<Self>) -> Result<Arc<Self>> {
         if self.kind != FileType::Directory {
             return Err(Error::NotADirectory);

@@ -64,7 +64,7 @@ pub struct TreeNode {
     pub changed: Time,
     /// Creation.
     pub created: Time,
-    /// Extended attributes set by [`TreeNode::attribute`], in on-disk order.
+    /// Extended attributes, in on-disk order.
     pub(super) attributes: Vec<NewXattr>,
 }
 

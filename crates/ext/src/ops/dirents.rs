@@ -4,7 +4,7 @@
 //!   find_or_slot ── DirentLocation ─▶ remove_name, retarget_name
 //!                └─ InsertionPoint ─▶ insert_name: free slot · new block · split leaf of the tree
 //! ```
-//! Law 1: [`Transaction::find_or_slot`] changes nothing. Everything an insert needs is known and
+//! Law 1: [`Transaction::find_name_or_slot`] changes nothing. Everything an insert needs is known and
 //! allocatable before the first block changes.
 //! Law 2: a damaged hash tree is not changed: the directory becomes linear.
 
@@ -98,7 +98,7 @@ enum NameMatch {
     Folded,
 }
 
-/// Result of [`Transaction::find_or_slot`].
+/// Result of [`Transaction::find_name_or_slot`].
 pub(crate) type NameLookup = std::result::Result<DirentLocation, InsertionPoint>;
 
 impl InsertionPoint {
@@ -388,7 +388,7 @@ impl Transaction<'_> {
         Ok(false)
     }
 
-    /// Inserts a name at a place found by [`Transaction::find_or_slot`]. The caller ensures
+    /// Inserts a name at a place found by [`Transaction::find_name_or_slot`]. The caller ensures
     /// [`InsertionPoint::max_blocks`] free blocks.
     pub(crate) fn insert_name(
         &mut self,

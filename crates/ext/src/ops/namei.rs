@@ -96,7 +96,7 @@ impl Transaction<'_> {
         if links >= LINK_MAX && !uncounted { Err(Error::LinkLimit) } else { Ok(()) }
     }
 
-    /// [`Transaction::find_or_slot`] for a new name.
+    /// [`Transaction::find_name_or_slot`] for a new name.
     fn find_new_name_slot(&self, dir: &Inode, name: &[u8]) -> Result<NameLookup> {
         match self.find_name_or_slot(dir, name) {
             Ok(Err(_)) | Err(Error::NotFound) => self.check_not_encrypted(dir)?,

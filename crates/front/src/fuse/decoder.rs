@@ -1,6 +1,6 @@
 //! Request headers, and decoded requests without changes: reads, whose data goes to the kernel
 //! without a copy, and requests that the library does not know or cannot answer.
-//! [`Change`](super::change::Change) decodes those that change the tree.
+//! `change::decode` decodes those that change the tree.
 //!
 //! ```text
 //!   header 40 bytes │ fixed fields of the operation │ names and data

@@ -83,7 +83,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
         entry
     }
 
-    /// Returns [`Handler::entry`] with the entry timeout of a name in `parent`.
+    /// Returns [`Handler::referenced_entry`] with the entry timeout of a name in `parent`.
     fn entry_of_name_in(&self, parent: u64, attributes: &Attributes) -> Entry {
         let entry_timeout = self.entry_timeout(parent);
         Entry { entry_timeout, ..self.referenced_entry(attributes) }

@@ -329,7 +329,7 @@ fn abort_connection(mount_point: &Path) {
 }
 
 /// Waits for FUSE_INIT, by which the kernel sets the mount up. Before it, the kernel's own settings
-/// would overwrite those of [`Mounter::set_read_ahead`].
+/// would overwrite those of [`Mounter::set_read_ahead`](crate::mounter::Mounter::set_read_ahead).
 fn wait_until_served(worker: &mut Worker) -> Result<WorkerStatus, String> {
     let until = Instant::now() + FUSE_INIT_TIMEOUT;
     loop {

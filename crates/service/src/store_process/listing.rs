@@ -58,7 +58,7 @@ pub(crate) fn receive_listing(pipe: OwnedFd) -> Result<Vec<ObjectEntry>, String>
     told.map_err(|_| "the process that serves the store did not list it".to_owned())?
 }
 
-/// Writes a list for [`receive`] in a thread, since the reader may be slow.
+/// Writes a list for [`receive_listing`] in a thread, since the reader may be slow.
 pub(super) fn send_listing(store: &Arc<Store>, pipe: OwnedFd) -> std::io::Result<()> {
     let store = store.clone();
     std::thread::Builder::new().name("list".into()).spawn(move || {

@@ -155,7 +155,7 @@ pub fn locate_for_writing(
 /// Locates a volume for writing, or else for reading, with the reason.
 ///
 /// # Errors
-/// As [`locate`].
+/// As [`locate_volume`].
 pub(super) fn locate_for_mount(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],

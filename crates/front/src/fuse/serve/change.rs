@@ -5,7 +5,7 @@
 //!                                           ├─ a worker records the outcome, then sends the reply
 //!                                           └─ a replay compares the outcome and keeps the reply
 //! ```
-//! Law 1: [`Server::apply`] applies every change. It returns the answer and sends nothing. So the
+//! Law 1: [`Server::apply_request`] applies every change. It returns the answer and sends nothing. So the
 //! oplog has the outcome of every change before the kernel has its reply, and a replay has an
 //! answer for every change.
 //! Law 2: the FUSE library decodes no request that changes the tree.
