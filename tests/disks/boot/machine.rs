@@ -190,6 +190,11 @@ impl RunningGuest {
         }
     }
 
+    /// Returns true once the machine has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Returns all output so far.
     pub(crate) fn output(&self) -> &str {
         &self.said

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::common::volume::{run_e2fsck, run_ok};
-use crate::common::{Draconis, has_tool};
+use crate::common::{Draconis, has_tool, wait_until};
 use machine::{DiskOption, MachineRequirements};
 use root::{EntryFacts, RootArchive};
 
@@ -114,9 +114,16 @@ fn guest_boots_from_vhost_user_exports_that_are_killed() {
     let image = make_root_volume(&draconis, &machine, "ext4");
     let socket = draconis.path("root.sock");
     let mut export = start_vhost_user(&draconis, &socket, &image);
-    let guest = machine.boot(&draconis, &DiskOption::vhost_user(&socket, "ext4"));
+    let mut guest = machine.boot(&draconis, &DiskOption::vhost_user(&socket, "ext4"));
+    // QEMU gives a disk up whose back end dies while the guest starts to use it.
+    guest.wait_for_word("STARTED");
     for _ in 0..4 {
-        draconis_testkit::wait::pause("the kill comes at any moment", Duration::from_millis(1700));
+        wait_until("the guest uses the export", || {
+            let export = &draconis.status()["exports"][0]["exports"][0];
+            let bytes = |what: &str| export[what].as_u64().unwrap_or(0);
+            bytes("read_bytes") + bytes("written_bytes") > 0 || guest.has_ended()
+        });
+        draconis_testkit::wait::pause("the kill comes at any moment", Duration::from_millis(100));
         export.kill().unwrap();
         export.wait().unwrap();
         export = start_vhost_user(&draconis, &socket, &image);

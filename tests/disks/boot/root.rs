@@ -12,11 +12,12 @@ use crate::common::volume::run_ok;
 /// Offset of the only partition of [`make_partitioned_qcow2`].
 pub(crate) const PARTITION_OFFSET: usize = 1 << 20;
 
-/// Script of the guest: reports `/given`, creates and reports `/made`, syncs, and shuts down with
+/// Script of the guest: says that it has started, reports `/given`, creates and reports `/made`, syncs, and shuts down with
 /// its root remounted read-only.
 const INIT_SCRIPT: &str = r#"#!/bin/sh
 export PATH=/bin
 mount -t proc proc /proc
+echo STARTED
 facts() { xargs stat -c "%n|%F|%a|%h|%u|%g"; }
 find /given | facts > /report/given
 cat /given/letter > /report/letter 2>/dev/null
