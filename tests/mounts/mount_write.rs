@@ -484,6 +484,7 @@ fn device_errors_make_volume_read_only() {
 }
 
 #[test]
+#[ignore = "long: half a minute: workers killed under tar"]
 fn killed_worker_leaves_clean_volume() {
     if !has_fuse("killing a worker that writes") {
         return;

@@ -374,6 +374,7 @@ fn run_campaign(
 }
 
 #[test]
+#[ignore = "long: half a minute: power cuts at any request"]
 fn power_cuts_keep_acknowledged_groups() {
     let (first, runs) = (env_number("SEED", 1), env_number("RUNS", 40));
     let (mut all, mut refused, mut sent_late) = (DamageTally::default(), 0, 0);

@@ -18,6 +18,7 @@ const STORM_STEPS: u64 = 14;
 const E2FSCK_SAMPLE_INTERVAL: u64 = 4;
 
 #[test]
+#[ignore = "long: a minute: a power cut in each of many storms"]
 fn storms_with_power_loss_are_repaired_by_e2fsck() {
     for seed in 0..scaled_rounds(40) {
         let Some(base) = base_images().get(seed as usize % base_images().len().max(1)) else {
@@ -139,6 +140,7 @@ fn all_paths(volume: &Volume) -> BTreeMap<Vec<u8>, (InodeNumber, Vec<u8>)> {
 
 /// A file that has a name before and after a script has one in each state, and its contents.
 #[test]
+#[ignore = "long: half a minute: a power cut at each change"]
 fn power_loss_between_changes_of_one_batch() {
     let Some(image) = Image::make(None, "1M", &["-b", "1024", "-I", "128", "-N", "512"]) else {
         return;

@@ -237,6 +237,7 @@ fn assert_same_bytes(ours: &Image, theirs: &Image, what: &str) {
 }
 
 #[test]
+#[ignore = "long: half a minute: many sizes"]
 fn small_volumes_equal_mke2fs_byte_for_byte() {
     for size in [
         20, 60, 100, 200, 360, 720, 1440, 2048, 3071, 3072, 5000, 8191, 8192, 8193, 8240, 8300,

@@ -45,6 +45,7 @@ fn flash_gets_cow_layout_and_page_size() {
 }
 
 #[test]
+#[ignore = "long: a minute: models of flash with three page sizes"]
 fn flash_with_small_pages_gets_cow_layout() {
     [512, 1024, 2048]
         .into_iter()
@@ -52,6 +53,7 @@ fn flash_with_small_pages_gets_cow_layout() {
 }
 
 #[test]
+#[ignore = "long: half a minute: models of flash with a write buffer"]
 fn write_buffer_does_not_hide_page_size() {
     check_page_is_detected(1024, 2 << 30);
 }
