@@ -14,7 +14,9 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::populate::PathPattern;
 use draconis_access::walk::FileChunk;
-use draconis_ext::undelete::{DeletedFile, DeletedFiles, DeletedTree, FileState, Limits};
+use draconis_ext::undelete::{
+    DeletedFile, DeletedFiles, DeletedTree, FileState, Limits, PlacedFile,
+};
 use draconis_service::sandbox::open_beneath;
 use draconis_service::volume::refuse_other_contents;
 use draconis_types::{Attributes, FileType, Node, Time};
@@ -123,23 +125,25 @@ fn scan(
     Ok(found)
 }
 
-/// Returns true if the options select a file.
-fn is_selected(arguments: &Arguments, file: &DeletedFile) -> bool {
+/// Returns the names of a file that the options select.
+fn selected_names<'a>(arguments: &Arguments, file: &'a DeletedFile) -> Vec<&'a [u8]> {
     let is_recent =
         arguments.since.is_none_or(|since| file.deleted.is_none_or(|deleted| deleted >= since));
-    let is_inside = arguments.path.as_ref().is_none_or(|dir| {
-        let dir = dir.as_bytes();
-        let dir = dir.strip_suffix(b"/").unwrap_or(dir);
-        file.path.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
-    });
-    is_recent && is_inside
+    let is_inside = |path: &&[u8]| {
+        arguments.path.as_ref().is_none_or(|dir| {
+            let dir = dir.as_bytes();
+            let dir = dir.strip_suffix(b"/").unwrap_or(dir);
+            path.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+        })
+    };
+    if is_recent { file.names().filter(is_inside).collect() } else { vec![] }
 }
 
 fn list(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = TimeFormatter::new();
     let found = scan(arguments, None)?;
     let mut out = EscapingOutput::new();
-    let files = found.files().iter().filter(|file| is_selected(arguments, file));
+    let files = found.files().iter().filter(|it| !selected_names(arguments, it).is_empty());
     if arguments.json {
         let list = ListJson {
             files: files.map(file_json).collect(),
@@ -204,11 +208,11 @@ impl Selection {
         number.map(Self::Inode).context("an inode is a number, such as inode:12")
     }
 
-    fn matches(&self, file: &DeletedFile) -> bool {
+    fn matches(&self, file: &DeletedFile, path: &[u8]) -> bool {
         match self {
             Self::Inode(number) => file.inode.0 == *number,
             Self::Paths(pattern) => {
-                pattern.matches(&file.path, file.attributes.kind == FileType::Directory)
+                pattern.matches(path, file.attributes.kind == FileType::Directory)
             }
         }
     }
@@ -239,6 +243,15 @@ fn copy(arguments: &Arguments, pattern: &[u8], dest: &Path) -> anyhow::Result<Ex
 struct RestoreItem<'a> {
     path: Vec<u8>,
     file: Option<&'a DeletedFile>,
+    /// Index of the file's first name, for another hard link.
+    link_to: Option<usize>,
+}
+
+impl<'a> RestoreItem<'a> {
+    /// Returns the file if this is its first name.
+    fn first_name_of(&self) -> Option<&'a DeletedFile> {
+        self.file.filter(|_| self.link_to.is_none())
+    }
 }
 
 /// Files to restore, each directory before what is in it.
@@ -259,57 +272,59 @@ impl<'a> RestorePlan<'a> {
         selection: &Selection,
         is_single: bool,
     ) -> anyhow::Result<Self> {
-        let files = found.files().iter().filter(|file| is_selected(arguments, file));
-        let mut selected: Vec<&DeletedFile> = vec![];
-        let mut inside: Option<&[u8]> = None;
-        // Files are sorted by path; what is in a selected directory follows it.
+        let files = found.files().iter().map(|file| (file, selected_names(arguments, file)));
+        let files: Vec<_> = files.collect();
+        // A selected directory comes back with what was in it.
         let dirs: BTreeSet<&[u8]> = files
-            .clone()
-            .filter(|file| file.attributes.kind == FileType::Directory && selection.matches(file))
-            .map(|file| &file.path[..])
+            .iter()
+            .filter(|(file, _)| file.attributes.kind == FileType::Directory)
+            .flat_map(|(file, names)| names.iter().filter(|name| selection.matches(file, name)))
+            .copied()
             .collect();
-        for file in files {
-            let is_below =
-                |dir: &[u8]| file.path.strip_prefix(dir).is_some_and(|rest| rest.starts_with(b"/"));
-            if inside.is_none_or(|dir| !is_below(dir)) {
-                let mut above = ancestors(&file.path);
-                inside = above.find(|dir| dirs.contains(dir));
-            }
-            if selection.matches(file) || inside.is_some_and(is_below) {
-                selected.push(file);
+        let mut selected = vec![];
+        for (file, mut names) in files {
+            names.retain(|name| {
+                selection.matches(file, name) || ancestors(name).any(|dir| dirs.contains(dir))
+            });
+            if !names.is_empty() {
+                selected.push((file, names));
             }
         }
         if selected.is_empty() {
             bail!("{}: no deleted file matches", arguments.image.display());
         }
         let (lost, selected): (Vec<_>, Vec<_>) =
-            selected.into_iter().partition(|file| file.state == FileState::Overwritten);
-        let mut items: Vec<RestoreItem<'_>> = match (&selected[..], is_single) {
-            ([file], true) if file.attributes.kind != FileType::Directory => {
-                vec![RestoreItem { path: vec![], file: Some(file) }]
+            selected.into_iter().partition(|(file, _)| file.state == FileState::Overwritten);
+        let lost = lost.into_iter().map(|(file, _)| file).collect();
+        let items = match (&selected[..], is_single) {
+            ([(file, _)], true) if file.attributes.kind != FileType::Directory => {
+                vec![RestoreItem { path: vec![], file: Some(*file), link_to: None }]
             }
             ([], _) => vec![],
             (_, true) => bail!("several files match: DEST must be an existing directory"),
             _ => {
                 let tree = DeletedTree::new(&selected);
                 let places = tree.places().iter().enumerate().skip(1);
-                places
-                    .map(|(nth, it)| RestoreItem { path: tree.path(nth), file: it.file })
-                    .collect()
+                let item = |(nth, it): (usize, &PlacedFile<'a>)| RestoreItem {
+                    path: tree.path(nth),
+                    file: it.file,
+                    link_to: it.link_to.map(|first| first - 1),
+                };
+                places.map(item).collect()
             }
         };
-        items.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(Self { found, items, lost, directory: implied_directory(), zeros: RefCell::default() })
     }
 
     fn bytes(&self) -> u64 {
-        let files = self.items.iter().filter_map(|item| item.file);
+        let files = self.items.iter().filter_map(RestoreItem::first_name_of);
         files.map(|file| file.attributes.size_bytes.min(file.attributes.blocks_512 * 512)).sum()
     }
 
     /// Returns the contents of all files, in order.
     fn chunks(&self) -> impl Iterator<Item = FileChunk> + '_ {
-        let files = self.items.iter().enumerate().filter_map(|(at, item)| Some((at, item.file?)));
+        let files = self.items.iter().enumerate();
+        let files = files.filter_map(|(at, item)| Some((at, item.first_name_of()?)));
         files
             .filter(|(_, file)| file.attributes.kind == FileType::File)
             .flat_map(|(at, file)| self.file_chunks(at, file))
@@ -369,7 +384,8 @@ impl<'a> RestorePlan<'a> {
     /// Names what is not certain of the files; returns true if all are whole.
     fn report(&self) -> std::io::Result<bool> {
         let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
-        let copied = self.items.iter().enumerate().filter_map(|(at, item)| Some((at, item.file?)));
+        let copied = self.items.iter().enumerate();
+        let copied = copied.filter_map(|(at, item)| Some((at, item.first_name_of()?)));
         let zeros = self.zeros.borrow();
         for (at, file) in copied.chain(self.lost.iter().map(|file| (usize::MAX, *file))) {
             if file.attributes.kind == FileType::Directory {
@@ -469,9 +485,9 @@ impl ExtractionSource for RestorePlan<'_> {
     }
 
     fn item(&self, at: usize) -> ExtractionItem<'_> {
-        let RestoreItem { path, file } = &self.items[at];
+        let RestoreItem { path, file, link_to } = &self.items[at];
         let attributes = file.map_or(&self.directory, |file| &file.attributes);
-        ExtractionItem { at, path, attributes, link_to: None, is_implied: file.is_none() }
+        ExtractionItem { at, path, attributes, link_to: *link_to, is_implied: file.is_none() }
     }
 
     fn read_link(&self, at: usize) -> Result<Vec<u8>, Errno> {

@@ -298,7 +298,21 @@ fn open_maybe_archived(
 
 /// Returns the first sector of a file, or less if the file is shorter.
 fn read_head(source: &ImageFile) -> Result<Vec<u8>, Error> {
-    source.read_vec(0, source.len_bytes().min(512) as usize)
+    read_signature(source, 0)
+}
+
+/// Returns the sector at `start`, or less at the end of the file. A sector that cannot be read
+/// shows no format to those who only read: a volume needs neither the first nor the last one.
+fn read_signature(source: &ImageFile, start: u64) -> Result<Vec<u8>, Error> {
+    let len = source.len_bytes().saturating_sub(start).min(512) as usize;
+    match source.read_vec(start, len) {
+        Err(Error::Disk(draconis_device::Error::Io { .. }))
+            if source.disk().properties().read_only =>
+        {
+            Ok(vec![0; len])
+        }
+        read => read,
+    }
 }
 
 /// Opens a disk whose file begins with `head`: see [`open`].
@@ -309,7 +323,7 @@ fn open_by_header(
     behind: &[Arc<dyn Disk>],
 ) -> Result<OpenedImage, Error> {
     let len = source.len_bytes();
-    let tail = source.read_vec(len.saturating_sub(512), len.min(512) as usize)?;
+    let tail = read_signature(&source, len.saturating_sub(512))?;
     let opened = |disk, format| OpenedImage { disk, format, session: None };
     if let Some(len_bytes) = vhd::fixed_disk_len(&tail, len) {
         // A raw disk before the footer, writable like any other.

@@ -4,6 +4,8 @@
 //!   superblock valid? ──no──▶ first valid backup ─▶ journal not empty? ─▶ superblock, in memory
 //! ```
 //! Law 1: nothing is written. Reads of the superblock return the backup's contents.
+//! A volume of one group has no backup: where one flipped bit explains a wrong checksum, it is flipped
+//! back; else a superblock that makes sense is used as it is.
 //! Law 2: a backup is one only at the place that it names itself, unless the caller names the place.
 //! Law 3: a volume in the middle of a change is refused: its backups are of another time.
 //!
@@ -11,6 +13,8 @@
 //! is in the journal alone. A disk that was formatted anew still has the backups of its old volume:
 //! callers first look for other contents. Backups of descriptors: [`crate::reader::VolumeReader::group`].
 
+use std::mem::offset_of;
+use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, Group};
@@ -18,6 +22,7 @@ use zerocopy::IntoBytes;
 
 use crate::blocks::cow_disk::CowDisk;
 use crate::blocks::uncached::{read_bytes, read_raw_superblock, write_of};
+use crate::format::features::ReadOnlyCompatible;
 use crate::format::group::is_sparse_backup;
 use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock, STATE_CLEAN, Superblock};
 use crate::journal;
@@ -91,6 +96,49 @@ pub(crate) fn find(
         }
     }
     None
+}
+
+/// Returns what `accepts` does of `bytes` with one bit flipped, of those in `range`.
+pub(crate) fn flip_one_bit<T>(
+    mut bytes: Vec<u8>,
+    range: Range<usize>,
+    mut accepts: impl FnMut(&[u8]) -> Option<T>,
+) -> Option<T> {
+    range.into_iter().flat_map(|at| (0..8).map(move |bit| (at, 1u8 << bit))).find_map(
+        |(at, bit)| {
+            *bytes.get_mut(at)? ^= bit;
+            let accepted = accepts(&bytes);
+            *bytes.get_mut(at)? ^= bit;
+            accepted
+        },
+    )
+}
+
+/// Returns the superblock with one bit changed back, if that makes its checksum right.
+pub(crate) fn mend_one_bit(disk: &dyn Disk) -> Option<RawSuperblock> {
+    let bytes = read_bytes(disk, Extent::new(OFFSET_BYTES, LEN_BYTES as u64)).ok()?;
+    let magic = offset_of!(RawSuperblock, s_magic);
+    // What is no superblock without its magic number is one only with it.
+    let range = match RawSuperblock::view(&bytes) {
+        Ok(_) => 0..LEN_BYTES,
+        Err(_) => magic..magic.saturating_add(2),
+    };
+    flip_one_bit(bytes, range, |bytes| {
+        let raw = RawSuperblock::view(bytes).ok()?;
+        let [.., read_only] = raw.features();
+        let is_sealed = read_only & ReadOnlyCompatible::METADATA_CSUM.bits() != 0;
+        (is_sealed && raw.check().is_ok()).then(|| raw.clone())
+    })
+}
+
+/// Returns a superblock without backup that can be used, and what was done with it.
+fn mend(disk: &dyn Disk, primary: Option<&RawSuperblock>) -> Option<(RawSuperblock, &'static str)> {
+    if let Some(mended) = mend_one_bit(disk) {
+        return Some((mended, "one bit of it is changed back"));
+    }
+    let mut raw = primary?.clone();
+    raw.set_checksum();
+    raw.check().is_ok().then_some((raw, "it has no backup, and is used as it is"))
 }
 
 /// Returns the error for a disk whose superblock is lost, and a backup of it is not.
@@ -178,15 +226,20 @@ pub(crate) fn open_superblock(
         (Ok(_), Some(_)) => None,
         (Err(error), _) => Some(error),
     };
-    let Some(backup) = find(&*disk, raw.as_ref().ok(), place) else {
-        return Err(none_found(place, why.unwrap_or(Error::NotExt)));
+    let in_memory = Arc::new(CowDisk::new(disk.clone(), MEMORY_BLOCK_BYTES, 2));
+    let used = if let Some(backup) = find(&*disk, raw.as_ref().ok(), place) {
+        put_as_primary(&in_memory, &backup)?;
+        format!("its backup in block {} is used", backup.block)
+    } else {
+        let mended = place.block.is_none().then(|| mend(&*disk, raw.as_ref().ok())).flatten();
+        let Some((mended, used)) = mended else {
+            return Err(none_found(place, why.unwrap_or(Error::NotExt)));
+        };
+        put(&in_memory, &mended)?;
+        used.to_owned()
     };
-    let in_memory = Arc::new(CowDisk::new(disk, MEMORY_BLOCK_BYTES, 2));
-    put_as_primary(&in_memory, &backup)?;
     in_memory.freeze();
     let super_ = read_raw_superblock(&*in_memory)?.check()?;
-    let substitute = why.map(|why| {
-        format!("the superblock is damaged ({why}): its backup in block {} is used", backup.block)
-    });
+    let substitute = why.map(|why| format!("the superblock is damaged ({why}): {used}"));
     Ok(UsableVolume { disk: in_memory, super_, substitute })
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use draconis_device::{Atomic, Disk, Properties};
-use draconis_types::FileType;
+use draconis_types::{AccessTimes, FileType, Time};
 
 use crate::alloc::Groups;
 use crate::backup::{SuperblockPlace, UsableVolume, open_superblock};
@@ -167,6 +167,32 @@ impl Volume {
         writer.is_marked_in_use = true;
         volume.set_writing(WriteContext::new(writer, commit_queue, writing));
         Ok(volume)
+    }
+
+    /// Deletes or cuts the orphans of the volume on `disk`, which is in memory, at the time `now`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for damage on the way; `disk` is changed in part then.
+    pub(crate) fn process_orphans_in_memory(
+        disk: Arc<dyn Disk>,
+        super_: &Superblock,
+        now: Time,
+    ) -> Result<()> {
+        let writing = WriteOptions {
+            clock: Arc::new(move || now),
+            dirty_bytes: 64 << 20,
+            atime: AccessTimes::Never,
+            discard: false,
+        };
+        let volume = Self::for_recovery(disk, OpenOptions::default(), writing, super_)?;
+        volume.transact(|tx| {
+            tx.may_block = true;
+            tx.writer.quotas = Quotas::from_superblock(&tx.volume.super_)?;
+            tx.check_quota_files()?;
+            tx.process_orphans(tx.volume.super_.last_orphan)?;
+            tx.process_orphan_file()
+        })?;
+        volume.sync()
     }
 }
 

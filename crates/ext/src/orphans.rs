@@ -182,9 +182,7 @@ impl Transaction<'_> {
             }
         }
         self.modify_superblock(|raw| {
-            let [compatible, incompatible, read_only] = raw.features();
-            let read_only = read_only & !ReadOnlyCompatible::ORPHAN_PRESENT.bits();
-            raw.set_features([compatible, incompatible, read_only]);
+            raw.set_no_orphans_in_file();
             Ok(())
         })
     }

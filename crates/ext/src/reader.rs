@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_device::Disk;
 
+use crate::backup;
 use crate::blocks::BlockStore;
 use crate::blocks::checksums::MetadataChecksums;
 use crate::blocks::data::SharedBytes;
@@ -123,7 +124,8 @@ impl VolumeReader {
     }
 
     /// Returns the descriptor of a group. On a read-only volume a damaged one is replaced by its
-    /// first valid backup, which says where the structures are, but nothing about their use.
+    /// first valid backup, which says where the structures are, but nothing about their use. Without
+    /// a backup one that makes sense is used in spite of its checksum.
     ///
     /// # Errors
     /// [`Error::Corrupt`], [`Error::Io`].
@@ -135,15 +137,17 @@ impl VolumeReader {
             return Ok(backup);
         }
         self.descriptor_in(block, slot, group).or_else(|error| {
-            let backup = match self.is_writable {
-                true => None,
-                false => self.backup_descriptor(group, block, slot),
-            };
-            let backup = backup.ok_or(error.clone())?;
-            if !self.has_used_backup.swap(true, Ordering::Relaxed) {
-                log::warn!("group {}: {error}: its backup is used; others likewise", group.0);
+            if self.is_writable {
+                return Err(error);
             }
-            Ok(backup)
+            let (used, found) = match self.backup_descriptor(group, block, slot) {
+                Some(backup) => ("its backup is used", backup),
+                None => self.unsealed_descriptor(block, slot, group).ok_or(error.clone())?,
+            };
+            if !self.has_used_backup.swap(true, Ordering::Relaxed) {
+                log::warn!("group {}: {error}: {used}; others likewise", group.0);
+            }
+            Ok(found)
         })
     }
 
@@ -158,6 +162,32 @@ impl VolumeReader {
         let mut copies = copies.filter(|at| *at != primary && self.super_.is_valid_block(*at));
         let found = copies.find_map(|at| self.descriptor_in(at, slot, group).ok())?;
         Some(GroupDescriptor { flags: 0, unused_inodes: 0, ..found })
+    }
+
+    /// Returns a descriptor with a wrong checksum, with one bit changed back if that explains it, and
+    /// what was done.
+    fn unsealed_descriptor(
+        &self,
+        block: FsBlock,
+        slot: u32,
+        group: GroupNumber,
+    ) -> Option<(&'static str, GroupDescriptor)> {
+        let bytes = self.store.block(block, Role::Descriptors).ok()?.to_vec();
+        let read = |bytes: &[u8]| {
+            GroupDescriptor::read(bytes, slot, &self.super_).ok()?.check(&self.super_).ok()
+        };
+        let range = group::descriptor_range(slot, &self.super_)?;
+        let mended = backup::flip_one_bit(bytes.clone(), range, |bytes| {
+            let is_right = group::has_valid_checksum(bytes, slot, &self.super_, group);
+            read(bytes).filter(|_| is_right)
+        });
+        match mended {
+            Some(mended) => Some(("one bit of it is changed back", mended)),
+            None => {
+                let found = GroupDescriptor { flags: 0, unused_inodes: 0, ..read(&bytes)? };
+                Some(("it has no backup, and is used as it is", found))
+            }
+        }
     }
 
     fn descriptor_in(

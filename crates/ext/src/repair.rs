@@ -36,13 +36,15 @@ use crate::blocks::cow_disk::CowDisk;
 use crate::blocks::uncached::{read_bytes, read_raw_superblock};
 use crate::check::bit_set::AtomicBitSet;
 use crate::check::{self, Check, CheckOptions, Problem, Progress, Report, What};
+use crate::format::features::ReadOnlyCompatible;
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::journal;
 use crate::offline::Result;
 use crate::redo_log::RedoLog;
 use crate::tune::{TuneChanges, tune};
 use crate::units::saturating_usize;
-use crate::{Error, FsBlock};
+use crate::volume::Volume;
+use crate::{Error, FsBlock, InodeNumber};
 
 pub use crate::offline::OfflineError;
 pub use undo::revert;
@@ -107,7 +109,9 @@ pub fn plan(
         Ok(raw) if options.superblock.block.is_none() && block_bytes(&raw).is_some() => raw,
         Ok(_) | Err(Error::NotExt) => {
             let none = backup::none_found(&options.superblock, Error::NotExt);
-            backup::find(&**disk, None, &options.superblock).ok_or(none)?.raw
+            let mend = || options.superblock.block.is_none().then(|| backup::mend_one_bit(&**disk));
+            let found = backup::find(&**disk, None, &options.superblock).map(|it| it.raw);
+            found.or_else(|| mend().flatten()).ok_or(none)?
         }
         Err(other) => return Err(other.into()),
     };
@@ -157,9 +161,11 @@ impl Repair {
         let options_of_check = CheckOptions { max_problems: PROBLEMS_PER_ROUND, ..options.check };
         let mut attempts: HashMap<Problem, u32> = HashMap::new();
         let mut later = BTreeSet::new();
+        let mut may_delete_orphans = true;
         for round in 0..MAX_ROUNDS {
             // A superblock from a backup says only now that there is something to replay.
             self.replay_journal(&disk)?;
+            may_delete_orphans = may_delete_orphans && self.delete_orphans(options)?;
             let raw = read_raw_superblock(&*disk)?;
             let (report, found) = check::examine(&disk, raw, false, options_of_check, progress)?;
             if round == 0 || report.complete && !self.before.complete {
@@ -231,7 +237,7 @@ impl Repair {
         let Some(super_) = raw.check_lenient().ok().filter(Superblock::needs_recovery) else {
             return Ok(());
         };
-        let problem = Problem::new(What::JournalNotEmpty);
+        let problem = Problem::new(What::Unreplayed);
         match journal::replay(disk, &super_) {
             Ok(()) => self.note(problem, "the journal is replayed"),
             Err(Error::Corrupt { what, block, .. }) => {
@@ -252,6 +258,43 @@ impl Repair {
             Err(other) => return Err(other.into()),
         }
         Ok(())
+    }
+
+    /// Deletes or cuts the orphans in memory, as a mount does. Returns false where damage forbids it:
+    /// the fixes of the other problems empty the list and the file.
+    fn delete_orphans(&mut self, options: &RepairOptions) -> Result<bool> {
+        let Some(super_) = read_raw_superblock(&*self.changes)?.check_lenient().ok() else {
+            return Ok(true);
+        };
+        let in_file = super_.read_only_compatible.contains(ReadOnlyCompatible::ORPHAN_PRESENT);
+        if super_.last_orphan == 0 && !in_file {
+            return Ok(true);
+        }
+        let most = options.max_change_bytes.checked_div(super_.block_bytes.into()).unwrap_or(0);
+        let tried = Arc::new(CowDisk::new(
+            self.changes.clone(),
+            super_.block_bytes,
+            saturating_usize(most),
+        ));
+        match Volume::process_orphans_in_memory(tried.clone(), &super_, options.now) {
+            Ok(()) => {
+                for (at, bytes) in tried.blocks() {
+                    self.changes.put(FsBlock(at), bytes.to_vec()).map_err(Error::from)?;
+                }
+                let first = Some(InodeNumber(super_.last_orphan)).filter(|first| first.0 != 0);
+                let problem = Problem { inode: first, ..Problem::new(What::OnOrphanList) };
+                self.note(problem, "the orphans are deleted, as by a mount");
+                Ok(true)
+            }
+            Err(error @ Error::Io(_)) => Err(error.into()),
+            Err(error) => {
+                log::info!("the orphans are not deleted by their list: {error}");
+                if in_file {
+                    superblock::edit(&self.changes, RawSuperblock::set_no_orphans_in_file)?;
+                }
+                Ok(false)
+            }
+        }
     }
 
     fn note(&mut self, problem: Problem, action: &'static str) {

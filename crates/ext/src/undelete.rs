@@ -118,6 +118,13 @@ pub struct DeletedFile {
     of: DeletedInode,
 }
 
+impl DeletedFile {
+    /// Returns the paths of all hard links that are known, its own first.
+    pub fn names(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(&self.path).chain(&self.links).map(|path| &path[..])
+    }
+}
+
 /// All deleted files that were found on a volume.
 pub struct DeletedFiles {
     reader: VolumeReader,

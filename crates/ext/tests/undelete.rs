@@ -55,7 +55,8 @@ fn scan(image: &Image) -> DeletedFiles {
 fn compare_view(found: &DeletedFiles, view: &DeletedView) {
     let volume = Volume::open(view.disk.clone(), OpenOptions::default()).unwrap();
     assert_eq!(volume.quick_check(), None);
-    let tree = DeletedTree::with_links(&found.files().iter().collect::<Vec<_>>());
+    let files: Vec<_> = found.files().iter().map(|it| (it, it.names().collect())).collect();
+    let tree = DeletedTree::new(&files);
     let (mut files, mut unsure) = (0, 0);
     for (nth, place) in tree.places().iter().enumerate() {
         let path = tree.path(nth);

@@ -327,8 +327,14 @@ fn check_fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Fil
         wrong |= CASEFOLD;
     }
     let mapped = flags::EXTENTS | flags::INLINE_DATA;
-    if set & mapped == mapped {
+    let has_contents =
+        matches!(kind, None | Some(FileType::File | FileType::Directory | FileType::Symlink));
+    if set & mapped == mapped || !has_contents {
         wrong |= mapped;
+    }
+    // e2fsck trusts such a flag only on a device or pipe that holds nothing but its number.
+    if !has_contents && raw.i_block.iter().skip(4).any(|word| word.get() != 0) {
+        wrong |= flags::IMMUTABLE | flags::APPEND;
     }
     if !super_.compatible.contains(Compatible::IMAGIC_INODES) {
         wrong |= IMAGIC;

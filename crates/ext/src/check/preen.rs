@@ -32,6 +32,8 @@ impl What {
             | Self::GroupDirectories
             | Self::FreeBlocks
             | Self::FreeInodes => true,
+            // As at a mount.
+            Self::Unreplayed => true,
             // Corrected.
             Self::JournalWithoutFeature
             | Self::JournalInode

@@ -59,6 +59,7 @@ whats! {
     Damage JournalInode "journal-inode" "the journal inode or the journal superblock is invalid";
     Damage Journal "journal" "the journal is damaged: transactions from there on are not replayed";
     Notice JournalNotEmpty "journal-not-empty" "the journal holds changes, the volume says it does not";
+    Notice Unreplayed "unreplayed" "the journal holds changes that were not replayed yet";
     Notice FeaturesInRevision0 "features-in-revision-0" "features are set, revision 0 has none";
     Notice ReserveWithoutFeature "reserve-without-feature" "descriptor blocks are reserved, the resize_inode feature is not there";
     Damage GroupBlockBitmap "group-block-bitmap" "the block bitmap lies where it cannot";

@@ -293,7 +293,8 @@ fn split_u32(value: u32) -> (u16, u16) {
     (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
 }
 
-fn descriptor_range(slot: u32, super_: &Superblock) -> Option<std::ops::Range<usize>> {
+/// Returns the bytes of descriptor `slot` in its block.
+pub(crate) fn descriptor_range(slot: u32, super_: &Superblock) -> Option<std::ops::Range<usize>> {
     let len = saturating_usize(super_.descriptor_bytes.into());
     let at = saturating_usize(slot.into()).checked_mul(len)?;
     Some(at..at.checked_add(len)?)

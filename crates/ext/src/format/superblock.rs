@@ -311,6 +311,12 @@ impl RawSuperblock {
         self.s_feature_incompat.set(features);
     }
 
+    /// Says that the file of orphans lists none.
+    pub fn set_no_orphans_in_file(&mut self) {
+        let present = ReadOnlyCompatible::ORPHAN_PRESENT.bits();
+        self.s_feature_ro_compat.set(self.s_feature_ro_compat.get() & !present);
+    }
+
     /// Marks the volume as unmounted cleanly.
     pub fn mark_clean(&mut self) {
         self.s_state.set(self.s_state.get() | STATE_CLEAN);

@@ -5,13 +5,14 @@ use draconis_device::Extent;
 use super::{Fixer, LaterStep};
 use crate::blocks::uncached::read_bytes;
 use crate::check::{Problem, What};
-use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::features::{Compatible, Incompatible};
 use crate::format::group::{GroupDescriptor, flags, has_valid_checksum};
 use crate::format::inode_slot::InodeSlot;
 use crate::format::jbd2::RawJournalSuperblock;
 use crate::format::le16;
 use crate::format::mmp::{self, MmpRecord};
 use crate::format::orphan_file;
+use crate::format::superblock::RawSuperblock;
 use crate::mkfs::journal;
 use crate::offline::PlannedVolume;
 use crate::offline::reserved_gdt::{self, RESIZE_INODE};
@@ -334,13 +335,12 @@ impl Fixer<'_> {
             return Ok(());
         }
         let is_valid = number >= super_.first_inode.0 && number <= super_.inodes;
-        let present = ReadOnlyCompatible::ORPHAN_PRESENT.bits();
         if self.attempt > 1 || !is_valid {
             self.edit_super(|raw| {
                 raw.s_orphan_file_inum.set(0);
                 let compatible = raw.s_feature_compat.get() & !Compatible::ORPHAN_FILE.bits();
                 raw.s_feature_compat.set(compatible);
-                raw.s_feature_ro_compat.set(raw.s_feature_ro_compat.get() & !present);
+                raw.set_no_orphans_in_file();
             })?;
             if is_valid {
                 self.clear_inode(number)?;
@@ -361,9 +361,7 @@ impl Fixer<'_> {
             }
             self.put(at, bytes)?;
         }
-        self.edit_super(|raw| {
-            raw.s_feature_ro_compat.set(raw.s_feature_ro_compat.get() & !present);
-        })?;
+        self.edit_super(RawSuperblock::set_no_orphans_in_file)?;
         self.done(problem, "the file is emptied");
         Ok(())
     }

@@ -33,6 +33,13 @@ pub(super) fn restore_unusable(
         },
     };
     let Some(backup) = backup::find(&**changes, found.as_ref(), place) else {
+        if place.block.is_none()
+            && let Some(mended) = backup::mend_one_bit(&**changes)
+        {
+            backup::put(changes, &mended)?;
+            let problem = Problem { name: name.map(Into::into), ..Problem::new(what) };
+            return Ok(Some((problem, "one bit of the superblock is changed back")));
+        }
         return match (&found, place.block) {
             (Some(_), None) => Ok(None),
             _ => Err(backup::none_found(place, Error::NotExt)),

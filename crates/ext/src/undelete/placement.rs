@@ -43,18 +43,9 @@ pub struct DeletedTree<'a> {
 }
 
 impl<'a> DeletedTree<'a> {
-    /// Places files, with the directories above them. An older directory is merged into a newer one
-    /// of its path.
-    pub fn new(files: &[&'a DeletedFile]) -> Self {
-        Self::build(files, false)
-    }
-
-    /// Places files with all their hard links. A link whose name is taken is left out.
-    pub fn with_links(files: &[&'a DeletedFile]) -> Self {
-        Self::build(files, true)
-    }
-
-    fn build(files: &[&'a DeletedFile], has_links: bool) -> Self {
+    /// Places files under these of their names, with the directories above them. An older directory
+    /// is merged into a newer one of its path. A further name that is taken is left out.
+    pub fn new(files: &[(&'a DeletedFile, Vec<&[u8]>)]) -> Self {
         let root = PlacedFile {
             name: vec![],
             parent: 0,
@@ -65,15 +56,15 @@ impl<'a> DeletedTree<'a> {
         let mut tree = Self { places: vec![root], taken: HashMap::new() };
         // All directories come first, so that no file has the name of one.
         let mut parents = vec![];
-        for file in files {
-            let links = file.links.iter().filter(|_| has_links);
-            let links: Vec<_> = links.map(|path| tree.parent(path, file)).collect();
-            parents.push((tree.parent(&file.path, file), links));
+        for (file, names) in files {
+            let names: Vec<_> = names.iter().map(|path| tree.parent(path, file)).collect();
+            parents.push(names.into_iter());
         }
         let mut later = vec![];
-        for (file, ((parent, name), links)) in files.iter().zip(parents) {
+        for ((file, _), mut names) in files.iter().zip(parents) {
+            let Some((parent, name)) = names.next() else { continue };
             let first = tree.place(file, parent, &name);
-            later.extend(links.into_iter().map(|link| (*file, first, link)));
+            later.extend(names.map(|link| (*file, first, link)));
         }
         for (file, first, (parent, name)) in later {
             if tree.child(parent, &name).is_none() {

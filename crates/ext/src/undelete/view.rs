@@ -121,8 +121,8 @@ struct ViewBuilder<'a> {
 impl<'a> ViewBuilder<'a> {
     fn build(all: &'a DeletedFiles) -> Result<ViewDisk> {
         let reader = &all.reader;
-        let files: Vec<&DeletedFile> = all.files.iter().collect();
-        let tree = DeletedTree::with_links(&files);
+        let files: Vec<_> = all.files.iter().map(|file| (file, file.names().collect())).collect();
+        let tree = DeletedTree::new(&files);
         let existing = existing_directories(reader, &tree);
         let numbers = choose_numbers(&tree, &existing);
         let last_inode = numbers.iter().copied().max().unwrap_or(0).max(FIRST_INODE);
