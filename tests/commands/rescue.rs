@@ -210,6 +210,28 @@ fn missing_bytes_are_listed_and_a_second_run_continues() {
     assert_eq!(lines_of(&list), found);
 }
 
+/// A volume needs neither the first nor the last sector of its disk.
+#[test]
+fn unread_ends_of_a_copy_cost_nothing() {
+    let draconis = Draconis::new();
+    let (image, tree) = make_volume(&draconis);
+    let len = fs::metadata(&image).unwrap().len();
+    let (map, shown) = (draconis.path("ends.map"), image.to_str().unwrap());
+    for (nth, unread) in [0..512, len - 512..len, len - (1 << 20)..len].into_iter().enumerate() {
+        let (start, end) = (unread.start, unread.end);
+        let mut text = "0x0 ? 1\n".to_owned();
+        for (from, to, state) in [(0, start, '+'), (start, end, '-'), (end, len, '+')] {
+            if to > from {
+                text += &format!("{from} {} {state}\n", to - from);
+            }
+        }
+        fs::write(&map, text).unwrap();
+        let to = draconis.path(&format!("copy {nth}"));
+        draconis.run_ok(["rescue", "--map", map.to_str().unwrap(), shown, to.to_str().unwrap()]);
+        assert!(fs::read(to.join("long")).unwrap() == fs::read(tree.join("long")).unwrap());
+    }
+}
+
 #[test]
 fn wrong_lists_maps_and_places_are_refused() {
     let draconis = Draconis::new();

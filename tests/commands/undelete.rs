@@ -1,7 +1,7 @@
 //! `draconis undelete`: listing, JSON, copies on the host, refusals.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -82,6 +82,29 @@ fn single_files_are_chosen_by_name_and_inode() {
     assert_eq!(printed, "");
     let printed = draconis.run_ok(["undelete", "--since", "@1000000000", image]);
     assert_eq!(printed.lines().count(), 4);
+}
+
+#[test]
+fn each_hard_link_finds_its_file() {
+    let draconis = Draconis::new();
+    let (tree, image) = (draconis.make_dir("tree"), draconis.path("links.img"));
+    std::fs::create_dir(tree.join("d")).unwrap();
+    std::fs::write(tree.join("d/one"), "text").unwrap();
+    std::fs::hard_link(tree.join("d/one"), tree.join("d/two")).unwrap();
+    mke2fs(&image, Some(&tree), &["-t", "ext4", "-b", "1024"], "16M");
+    let image = image.to_str().unwrap();
+    draconis.run_ok(["rm", "-r", &format!("{image}:/d")]);
+    for name in ["one", "two"] {
+        let out = draconis.make_dir(name);
+        draconis.run_ok(["undelete", image, name, out.to_str().unwrap()]);
+        assert_eq!(std::fs::read(out.join("d").join(name)).unwrap(), b"text", "{name}");
+        assert_eq!(std::fs::read_dir(out.join("d")).unwrap().count(), 1, "{name}");
+    }
+    let out = draconis.make_dir("all");
+    let printed = draconis.run_ok(["undelete", image, "/d", out.to_str().unwrap()]);
+    assert_eq!(printed, "1 file: 1 whole\n");
+    let inode_of = |name: &str| std::fs::metadata(out.join("d").join(name)).unwrap().ino();
+    assert_eq!(inode_of("one"), inode_of("two"));
 }
 
 #[test]

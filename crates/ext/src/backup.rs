@@ -131,6 +131,11 @@ pub(crate) fn mend_one_bit(disk: &dyn Disk) -> Option<RawSuperblock> {
     })
 }
 
+/// Returns true if a change of the whole volume was cut off; the mark alone may be a flipped bit.
+pub(crate) fn is_interrupted(disk: &dyn Disk, raw: &RawSuperblock) -> bool {
+    raw.interrupted_change().is_some() && mend_one_bit(disk).is_none()
+}
+
 /// Returns a superblock without backup that can be used, and what was done with it.
 fn mend(disk: &dyn Disk, primary: Option<&RawSuperblock>) -> Option<(RawSuperblock, &'static str)> {
     if let Some(mended) = mend_one_bit(disk) {
@@ -215,7 +220,7 @@ pub(crate) fn open_superblock(
 ) -> Result<UsableVolume> {
     let raw = read_raw_superblock(&*disk);
     if let Ok(raw) = &raw
-        && raw.interrupted_change().is_some()
+        && is_interrupted(&*disk, raw)
     {
         let super_ = raw.check()?;
         return Ok(UsableVolume { disk, super_, substitute: None });

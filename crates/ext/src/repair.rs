@@ -115,7 +115,7 @@ pub fn plan(
         }
         Err(other) => return Err(other.into()),
     };
-    if raw.interrupted_change().is_some() {
+    if backup::is_interrupted(&**disk, &raw) {
         let feature = "unfinished: a change of the whole volume was cut off".to_owned();
         return Err(Error::Unsupported { feature }.into());
     }

@@ -258,3 +258,28 @@ fn verdict_matches_e2fsck() {
         "{clean} {damaged}"
     );
 }
+
+/// A device or pipe has no map, and nothing but its number where a flag forbids changes.
+#[test]
+fn special_files_hold_only_their_number() {
+    let cases = ["flags 0x80000", "flags 0x10000000", "flags 0x1000", "block[5] 99", "flags 0x10"];
+    for fields in cases.map(|field| vec![field]).into_iter().chain([
+        vec!["block[5] 99", "flags 0x10"],
+        vec!["block[9] 7", "flags 0x20"],
+        vec!["block[1] 7", "flags 0x20"],
+    ]) {
+        for kind in ["p", "c 5 1", "b 8 1"] {
+            let Some(image) = Image::make(None, "8M", &["-t", "ext4", "-O", "inline_data"]) else {
+                return;
+            };
+            image.debugfs_write(&format!("mknod x {kind}")).unwrap();
+            for field in &fields {
+                image.debugfs_write(&format!("sif x {field}")).unwrap();
+            }
+            let ours = check_image(&image.path).unwrap();
+            let theirs = draconis_testkit::judge::e2fsck("-fn", &image.path);
+            let what = format!("{kind}, {fields:?}: {:?}\n{}", ours.problems, theirs.stdout);
+            assert_eq!(ours.is_clean(), theirs.is_success(), "{what}");
+        }
+    }
+}

@@ -2,7 +2,7 @@
 //! third.
 
 use crate::common;
-use crate::common::repairing;
+use crate::common::repairing::{self, Repaired};
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::common::Image;
 use crate::common::spoil::scaled_rounds;
 use draconis_device::{Disk, Extent, MemoryDisk, Random};
-use draconis_ext::check::{CheckOptions, check};
+use draconis_ext::check::{CheckOptions, What, check};
 use draconis_ext::finish_interrupted_change;
 use draconis_ext::repair::{Repair, plan, revert};
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
@@ -195,6 +195,104 @@ fn missing_superblock_is_restored() {
         repairing::Repaired::Whole(bytes) => assert!(is_clean(&bytes)),
         repairing::Repaired::Left(why) => panic!("{why}"),
     }
+}
+
+/// Returns a volume with an unlinked file in use, as a crash leaves it, and the file's inode: on the
+/// list of orphans, or in the file of orphans.
+fn volume_with_orphan(features: &str, in_file: bool) -> Option<(Vec<u8>, usize)> {
+    let source = tempfile::tempdir().unwrap();
+    std::fs::write(source.path().join("gone"), vec![7; 300_000]).unwrap();
+    std::fs::write(source.path().join("kept"), vec![8; 30_000]).unwrap();
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", features];
+    let image = Image::make(Some(source.path()), "16M", &arguments)?;
+    let inode_of = |path: &str| -> usize {
+        let text = image.debugfs(&format!("stat {path}")).unwrap();
+        text.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let orphan = inode_of("/gone");
+    image.debugfs_write("unlink /gone")?;
+    image.debugfs_write(&format!("sif <{orphan}> links_count 0"))?;
+    if !in_file {
+        image.debugfs_write(&format!("ssv last_orphan {orphan}"))?;
+        return Some((std::fs::read(&image.path).unwrap(), orphan));
+    }
+    // `orphan_present`, and the number in the first word of the file.
+    let file = image.debugfs("stats -h").unwrap();
+    let file = file.lines().find_map(|line| line.strip_prefix("Orphan file inode:")).unwrap();
+    let blocks = image.debugfs(&format!("blocks <{}>", file.trim())).unwrap();
+    let first: usize = blocks.split_whitespace().next().unwrap().parse().unwrap();
+    let mut bytes = std::fs::read(&image.path).unwrap();
+    bytes[1024 + 0x66] |= 1;
+    bytes[first * 1024..first * 1024 + 4].copy_from_slice(&(orphan as u32).to_le_bytes());
+    Some((bytes, orphan))
+}
+
+/// Orphans are deleted, with their blocks and quotas, and the volume is one that every mount takes.
+#[test]
+fn orphans_are_deleted_as_by_a_mount() {
+    for (features, in_file) in [
+        ("quota", false),
+        ("^has_journal,^metadata_csum", false),
+        ("orphan_file,^metadata_csum", true),
+        ("orphan_file,quota,^metadata_csum", true),
+    ] {
+        let Some((bytes, orphan)) = volume_with_orphan(features, in_file) else { return };
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+        let repair = plan(&disk, &repairing::options(), &|_, _| {}).unwrap();
+        let first = &repair.fixes[0];
+        assert_eq!(first.problem.what, What::OnOrphanList, "{features}");
+        assert_eq!(first.action, "the orphans are deleted, as by a mount", "{features}");
+        let Repaired::Whole(repaired) = repairing::repair(&bytes).unwrap() else {
+            panic!("{features}: not repaired")
+        };
+        let image = Image::from_bytes(&repaired);
+        let stat = image.debugfs(&format!("stat <{orphan}>")).unwrap();
+        assert!(stat.contains("Links: 0") && stat.contains("dtime: 0x"), "{features}: {stat}");
+        let disk = Arc::new(MemoryDisk::new(repaired, 512));
+        let options = draconis_ext::OpenOptions::default();
+        let writing = crate::common::storm::write_options();
+        let mounted = draconis_ext::Volume::open_for_writing(disk, options, writing).unwrap();
+        let kept = mounted.lookup(mounted.root(), b"kept").unwrap();
+        assert_eq!(mounted.attributes(kept).unwrap().size_bytes, 30_000);
+    }
+}
+
+/// A list of orphans that leads nowhere is emptied by the fixes.
+#[test]
+fn damaged_orphan_file_is_emptied() {
+    let features = "orphan_file,^metadata_csum";
+    let Some((mut bytes, orphan)) = volume_with_orphan(features, true) else { return };
+    // The inode's map is none: nothing of it can be freed by a mount.
+    let image = Image::from_bytes(&bytes);
+    image.debugfs_write(&format!("sif <{orphan}> block[0] 0")).unwrap();
+    bytes = std::fs::read(&image.path).unwrap();
+    let Repaired::Whole(repaired) = repairing::repair(&bytes).unwrap() else {
+        panic!("not repaired")
+    };
+    let disk = Arc::new(MemoryDisk::new(repaired, 512));
+    let writing = crate::common::storm::write_options();
+    let options = draconis_ext::OpenOptions::default();
+    draconis_ext::Volume::open_for_writing(disk, options, writing).unwrap();
+}
+
+/// After a crash with nothing but a journal to replay, `-p` asks nothing.
+#[test]
+fn replay_of_a_journal_is_safe() {
+    let Some(image) = Image::make(None, "16M", &["-t", "ext4", "-b", "1024"]) else { return };
+    let new = image.path.with_extension("new");
+    std::fs::write(&new, [0; 1024]).unwrap();
+    let commands = image.path.with_extension("commands");
+    std::fs::write(&commands, format!("jo\njw -b 3000 {}\njc\n", new.display())).unwrap();
+    let run = draconis_testkit::judge::tool_command("debugfs")
+        .args(["-w", "-f"])
+        .args([&commands, &image.path])
+        .status();
+    assert!(run.unwrap().success());
+    let disk: Arc<dyn Disk> = image.memory_disk();
+    let repair = plan(&disk, &repairing::options(), &|_, _| {}).unwrap();
+    let found: Vec<_> = repair.fixes.iter().map(|it| it.problem.what).collect();
+    assert_eq!(found, [What::Unreplayed]);
+    assert!(repair.fixes[0].problem.is_preen_ok() && repair.unfixed.is_empty());
 }
 
 /// Whatever the bytes are: a repair ends, and one that is complete leaves a silent check and

@@ -145,6 +145,50 @@ fn first_descriptors(bytes: &[u8]) -> (usize, Range<usize>) {
     (block, at..at + block)
 }
 
+/// Flips each `stride`th bit of superblock and descriptors of volumes without backups: every file is
+/// copied, and an ordinary reader reads them all.
+fn flip_bits_of_single_groups(stride: usize) {
+    let source = tempfile::tempdir().unwrap();
+    build_small_tree(source.path());
+    for arguments in [
+        &["-t", "ext4", "-b", "1024", "-O", "metadata_csum,^resize_inode"][..],
+        &["-t", "ext4", "-b", "4096", "-O", "metadata_csum,64bit"],
+        &["-t", "ext4", "-b", "4096", "-O", "metadata_csum,^64bit,inline_data"],
+    ] {
+        let Some(image) = Image::make(Some(source.path()), "8M", arguments) else { return };
+        let sound = std::fs::read(&image.path).unwrap();
+        let all = readable_files(disk_of(&sound));
+        assert!(all.len() > 5);
+        let (_, descriptors) = first_descriptors(&sound);
+        let descriptor = descriptors.start..descriptors.start + 32;
+        for bit in (1024..2048).chain(descriptor).flat_map(|at| at * 8..at * 8 + 8) {
+            if !bit.is_multiple_of(stride) {
+                continue;
+            }
+            let mut bytes = sound.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let what = format!("{arguments:?}, bit {} of byte {}", bit % 8, bit / 8);
+            let rescued = rescue(&bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let is_copied = |(path, contents): (&Vec<u8>, &Vec<u8>)| {
+                rescued.files.get(path).is_some_and(|found| found == contents)
+            };
+            assert!(all.iter().all(is_copied), "{what}: not all is rescued");
+            assert!(readable_files(disk_of(&bytes)) == all, "{what}: not all is read");
+        }
+    }
+}
+
+#[test]
+fn one_flipped_bit_without_a_backup_costs_nothing() {
+    flip_bits_of_single_groups(61);
+}
+
+#[test]
+#[ignore = "long: a minute: thousands of bits"]
+fn no_flipped_bit_without_a_backup_costs_anything() {
+    flip_bits_of_single_groups(11);
+}
+
 #[test]
 fn whole_volumes_are_copied_whole() {
     let others = base_images().iter().map(|bytes| ("small".to_owned(), bytes.clone()));
