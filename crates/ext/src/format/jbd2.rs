@@ -136,6 +136,8 @@ pub struct JournalSuperblock {
     pub sequence: u32,
     /// First block to replay; `None` if the log is empty.
     pub start: Option<u32>,
+    /// Block at which the next transaction of an empty log begins.
+    pub head: u32,
     /// Error that made the last user abort the journal, if any.
     pub errno: u32,
     /// Compatible features.
@@ -222,6 +224,7 @@ impl RawJournalSuperblock {
         if start.is_some_and(|start| !(first..end).contains(&start)) {
             return Err(Self::LOG_START_OUT_OF_RANGE);
         }
+        let head = Some(self.s_head.get()).filter(|head| (first..end).contains(head));
         let seed = crc32c(!0, &self.s_uuid);
         let wide = incompatible.contains(JournalIncompatible::SIXTY_FOUR_BIT);
         Ok(JournalSuperblock {
@@ -231,6 +234,7 @@ impl RawJournalSuperblock {
             end,
             sequence: self.s_sequence.get(),
             start,
+            head: head.unwrap_or(first),
             errno: self.s_errno.get(),
             compatible,
             incompatible,
@@ -272,6 +276,14 @@ impl RawJournalSuperblock {
     pub fn set_tail(&mut self, start: Option<u32>, sequence: u32) {
         self.s_start.set(start.unwrap_or(0));
         self.s_sequence.set(sequence);
+        self.s_head.set(0);
+        self.set_checksum();
+    }
+
+    /// Sets the block at which an empty log goes on, as Linux 6.4 does: what was logged before it
+    /// stays readable for undeletion.
+    pub fn set_head(&mut self, head: u32) {
+        self.s_head.set(head);
         self.set_checksum();
     }
 

@@ -96,12 +96,12 @@ impl JournalProtocol {
                 _ => journal_file.super_.sequence.wrapping_add(journal_file.super_.len),
             },
         };
-        let first = journal_file.super_.first;
+        let head = journal_file.super_.head;
         Self {
             superblock_block: journal_file.first.clone(),
             sequence,
-            head: first,
-            tail: (first, sequence),
+            head,
+            tail: (head, sequence),
             is_log_active: false,
             has_revokes: journal_file.super_.may_revoke(),
             used: 0,
@@ -146,6 +146,9 @@ impl JournalProtocol {
             raw.enable_revokes();
         }
         raw.set_tail(start, self.tail.1);
+        if start.is_none() {
+            raw.set_head(self.head);
+        }
         self.is_log_active = start.is_some();
         Ok((self.volume_block(0)?, self.superblock_block.clone()))
     }
