@@ -33,7 +33,8 @@ use crate::format::superblock::Superblock;
 use crate::units::saturating_u32;
 use crate::{Error, FsBlock, GroupNumber, Result};
 pub(crate) use journal_file::JournalFile;
-pub(crate) use open::open_journal;
+use open::open_damaged_journal;
+pub(crate) use open::{journal_inode_copy, open_journal};
 use replayed_disk::ReplayedDisk;
 
 /// Read-only view of a volume after replay.
@@ -54,7 +55,7 @@ pub(crate) struct ReplayedVolume {
 /// [`Error::Unsupported`] for an external journal or one of an unknown format; [`Error::Io`];
 /// [`Error::Corrupt`] for a damaged superblock in the log.
 pub(crate) fn open_replayed(disk: Arc<dyn Disk>, super_: &Superblock) -> Result<ReplayedVolume> {
-    match open_journal(disk.clone(), super_) {
+    match open_damaged_journal(disk.clone(), super_) {
         Ok(log) => open_with_replayed_log(disk, &log),
         Err(damage @ Error::Corrupt { .. }) => Ok(ReplayedVolume {
             disk,

@@ -38,6 +38,8 @@ pub const STATE_CLEAN: u16 = 1;
 pub const STATE_ERRORS: u16 = 2;
 /// Error text for a wrong checksum.
 pub(crate) const WRONG_CHECKSUM: &str = "superblock: checksum";
+/// Value of `s_jnl_backup_type` if `s_jnl_blocks` holds the journal inode's map.
+pub(crate) const JNL_BACKUP_BLOCKS: u8 = 1;
 const INODES_COUNT: &str = "superblock: inodes count is not that of its groups";
 /// Value of `s_checksum_type`, the only one.
 pub(crate) const CHECKSUM_CRC32C: u8 = 1;
@@ -217,6 +219,8 @@ pub struct Superblock {
     pub journal_device: u32,
     /// The identity of the journal, if it is outside.
     pub journal_uuid: [u8; 16],
+    /// Copy of the journal inode's map, and of its size: the high half, then the low one.
+    pub journal_backup: Option<[u32; 17]>,
     /// Number of the operating system that made the volume.
     pub creator_os: u32,
     /// First meta block group.
@@ -487,6 +491,8 @@ impl RawSuperblock {
                 .then_some(InodeNumber(journal)),
             journal_device: self.s_journal_dev.get(),
             journal_uuid: self.s_journal_uuid,
+            journal_backup: (self.s_jnl_backup_type == JNL_BACKUP_BLOCKS)
+                .then(|| self.s_jnl_blocks.map(|word| word.get())),
             creator_os: self.s_creator_os.get(),
             first_meta_group: self.s_first_meta_bg.get(),
             reserved_descriptor_blocks: self.s_reserved_gdt_blocks.get(),

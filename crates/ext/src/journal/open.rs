@@ -7,14 +7,15 @@ use draconis_device::Disk;
 
 use super::journal_file::{JournalFile, MISSING_BLOCK, read_block};
 use super::unusable_journal_error;
-use crate::format::inode::Inode;
+use crate::format::extent;
+use crate::format::inode::{Inode, NewInode, flags, set_checksum};
 use crate::format::jbd2::RawJournalSuperblock;
 use crate::format::superblock::Superblock;
 use crate::map::{BlockLocation, SEGMENT_BLOCKS};
 use crate::options::OpenOptions;
 use crate::reader::VolumeReader;
 use crate::units::saturating_usize;
-use crate::{Error, FileBlock, Result, Run};
+use crate::{Error, FileBlock, InodeNumber, Result, Run};
 
 /// Cache sizes of a volume of which only one inode's map is read.
 const MINIMAL_OPTIONS: OpenOptions = OpenOptions {
@@ -34,15 +35,64 @@ const MAX_JOURNAL_RUNS: usize = 1 << 16;
 /// As [`super::open_replayed`].
 pub(crate) fn open_journal(disk: Arc<dyn Disk>, volume: &Superblock) -> Result<JournalFile> {
     let inode = volume.journal.ok_or_else(|| unusable_journal_error(volume))?;
-    let plain =
-        VolumeReader::new(disk.clone(), &MINIMAL_OPTIONS, volume.clone()).without_warnings();
+    let plain = plain_reader(&disk, volume);
     let node = plain.node(inode).map_err(|error| match error {
         Error::NotFound if volume.journal_device != 0 => unusable_journal_error(volume),
         Error::NotFound => Error::corrupt("journal: its inode is unused").with_inode(inode),
         other => other,
     })?;
+    open_by_inode(disk, &plain, &node)
+}
+
+/// [`open_journal`] for reading: a damaged inode of the journal is replaced by its copy in the
+/// superblock.
+///
+/// # Errors
+/// As [`open_journal`].
+pub(super) fn open_damaged_journal(
+    disk: Arc<dyn Disk>,
+    volume: &Superblock,
+) -> Result<JournalFile> {
+    open_journal(disk.clone(), volume).or_else(|error| {
+        let number = volume.journal.filter(|_| matches!(error, Error::Corrupt { .. }));
+        let copy = number.and_then(|number| Some((number, journal_inode_copy(volume, number)?)));
+        let (number, slot) = copy.ok_or(error.clone())?;
+        let plain = plain_reader(&disk, volume);
+        let opened = Inode::parse_used(&slot, number, volume)
+            .and_then(|node| open_by_inode(disk, &plain, &node));
+        if opened.is_ok() {
+            ::log::warn!("{error}: its copy in the superblock is used");
+        }
+        opened.map_err(|_| error)
+    })
+}
+
+/// Returns the bytes of the journal's inode after its copy in the superblock, if there is one.
+pub(crate) fn journal_inode_copy(volume: &Superblock, number: InodeNumber) -> Option<Vec<u8>> {
+    let [pointers @ .., high, low] = volume.journal_backup?;
+    let [first, ..] = pointers;
+    let has_extents = first & 0xFFFF == u32::from(extent::MAGIC);
+    let inode = NewInode {
+        mode: 0o100_600,
+        links: 1,
+        size_bytes: u64::from(high) << 32 | u64::from(low),
+        flags: if has_extents { flags::EXTENTS } else { 0 },
+        pointers,
+        ..NewInode::default()
+    };
+    let mut slot = inode.encode(volume.inode_bytes);
+    set_checksum(&mut slot, number, volume);
+    Some(slot)
+}
+
+fn plain_reader(disk: &Arc<dyn Disk>, volume: &Superblock) -> VolumeReader {
+    VolumeReader::new(disk.clone(), &MINIMAL_OPTIONS, volume.clone()).without_warnings()
+}
+
+fn open_by_inode(disk: Arc<dyn Disk>, plain: &VolumeReader, node: &Inode) -> Result<JournalFile> {
+    let (volume, inode) = (&plain.super_, node.number);
     let blocks = node.size_bytes.checked_div(volume.block_bytes.into()).unwrap_or(0);
-    let mut runs = journal_runs(&plain, &node, FileBlock(0)..FileBlock(1))?;
+    let mut runs = journal_runs(plain, node, FileBlock(0)..FileBlock(1))?;
     let Some(Run { location: BlockLocation::Mapped(first), .. }) = runs.pop() else {
         return Err(Error::corrupt(MISSING_BLOCK).with_inode(inode));
     };
@@ -50,7 +100,7 @@ pub(crate) fn open_journal(disk: Arc<dyn Disk>, volume: &Superblock) -> Result<J
     let super_ = RawJournalSuperblock::view(&first)
         .and_then(|raw| raw.check(volume.block_bytes, blocks.min(plain.disk_blocks())))
         .map_err(|error| error.with_inode(inode))?;
-    let runs = journal_runs(&plain, &node, FileBlock(0)..FileBlock(super_.len))?;
+    let runs = journal_runs(plain, node, FileBlock(0)..FileBlock(super_.len))?;
     let blocks = |run: &Run| match run.location {
         BlockLocation::Mapped(first) => Some(first.0..first.offset(run.blocks.into()).0),
         _ => None,

@@ -12,8 +12,6 @@ use crate::format::jbd2::{self, RawJournalSuperblock};
 
 /// Inode of the journal.
 pub(crate) const JOURNAL_INODE: u32 = 8;
-/// Value of `s_jnl_backup_type` if `s_jnl_blocks` holds the inode's map.
-pub(crate) const JNL_BACKUP_BLOCKS: u8 = 1;
 
 /// Minimum and maximum of journal blocks.
 const MIN_BLOCKS: u32 = 1024;

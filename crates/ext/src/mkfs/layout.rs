@@ -405,7 +405,7 @@ impl Layout {
         }
         if journal.is_some() {
             raw.s_journal_inum = journal::JOURNAL_INODE.into();
-            raw.s_jnl_backup_type = journal::JNL_BACKUP_BLOCKS;
+            raw.s_jnl_backup_type = crate::format::superblock::JNL_BACKUP_BLOCKS;
         }
         if options.incompatible.contains(Incompatible::MMP) {
             raw.s_mmp_interval = match options.mmp_interval {

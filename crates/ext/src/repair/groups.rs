@@ -131,7 +131,27 @@ impl Fixer<'_> {
         self.put_slot(number, vec![0; saturating_usize(self.check()?.super_.inode_bytes.into())])
     }
 
+    /// Takes the journal's inode from its copy in the superblock, if that leads to a journal.
+    pub(super) fn restore_journal_inode(&mut self) -> Result<bool> {
+        let number = InodeNumber(8);
+        let copy = crate::journal::journal_inode_copy(&self.check()?.super_, number);
+        let Some(slot) = copy.filter(|_| self.attempt == 1) else { return Ok(false) };
+        let runs = self.runs(number.0, &slot)?;
+        let Some(first) = runs.first().filter(|run| run.from == 0) else { return Ok(false) };
+        if self.slot(number.0)? == slot
+            || RawJournalSuperblock::view(&self.block(first.start)?).is_err()
+        {
+            return Ok(false);
+        }
+        self.put_slot(number.0, slot)?;
+        Ok(true)
+    }
+
     fn fix_journal(&mut self, problem: &Problem) -> Result<()> {
+        if self.restore_journal_inode()? {
+            self.done(problem, "the inode is restored from its copy in the superblock");
+            return Ok(());
+        }
         let super_ = &self.check()?.super_;
         let slot = self.slot(8)?;
         let blocks: u64 = self.runs(8, &slot)?.iter().map(|run| u64::from(run.blocks)).sum();

@@ -102,6 +102,11 @@ impl Fixer<'_> {
     fn fix_inode(&mut self, number: u32, problems: &[&Problem]) -> Result<()> {
         let is_shared = |what| matches!(what, What::InMetadata | What::ClaimedTwice);
         if number == 8 && problems.iter().any(|it| damages_map(it.what) || is_shared(it.what)) {
+            if self.restore_journal_inode()? {
+                let action = "the inode is restored from its copy in the superblock";
+                problems.iter().for_each(|problem| self.done(problem, action));
+                return Ok(());
+            }
             // A journal has no holes.
             self.drop_journal()?;
             problems.iter().for_each(|problem| self.done(problem, "the journal is made anew"));

@@ -6,9 +6,7 @@ use crate::format::features::Incompatible;
 use crate::format::inode::{Inode, NewInode, flags};
 use crate::map::build::{MapPart, build_indirect_map};
 use crate::map::build_extents::{build_extent_tree, nodes_needed};
-use crate::mkfs::journal::{
-    JNL_BACKUP_BLOCKS, JOURNAL_INODE, journal_blocks_for_mib, raw_superblock,
-};
+use crate::mkfs::journal::{JOURNAL_INODE, journal_blocks_for_mib, raw_superblock};
 use crate::offline::inode_location;
 use crate::rewrite::VolumeRewrite;
 use crate::units::{saturating_u32, saturating_usize};
@@ -54,7 +52,7 @@ pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> R
     raw.s_journal_inum = JOURNAL_INODE.into();
     raw.s_journal_dev = 0.into();
     raw.s_journal_uuid = [0; 16];
-    raw.s_jnl_backup_type = JNL_BACKUP_BLOCKS;
+    raw.s_jnl_backup_type = crate::format::superblock::JNL_BACKUP_BLOCKS;
     let size = u64::from(len).saturating_mul(block_bytes);
     let words =
         pointers.into_iter().chain([saturating_u32(size >> 32), crate::format::low32(size)]);
