@@ -14,7 +14,7 @@ use crate::progress::{ByteProgress, ProgressMode};
 
 /// Enlarge a volume.
 ///
-/// Files are not moved. Image files are extended. If interrupted, the volume is unchanged or the
+/// The volume is checked first, and refused if it is damaged. Files are not moved. Image files are extended. If interrupted, the volume is unchanged or the
 /// same command completes the operation.
 #[derive(Debug, Args)]
 pub struct Arguments {

@@ -15,7 +15,8 @@ use crate::{edit, report, text};
 
 /// Shrink a volume.
 ///
-/// Moves data beyond the new end; moved inodes get new numbers. An image file is truncated if
+/// The volume is checked first, and refused if it is damaged. Moves data beyond the new end; moved
+/// inodes get new numbers. An image file is truncated if
 /// nothing follows the volume. If interrupted, the volume is unchanged or the same command
 /// completes the operation.
 #[derive(Debug, Args)]

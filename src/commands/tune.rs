@@ -38,7 +38,8 @@ enum ErrorBehaviour {
 
 /// Change superblock settings: label, UUID, reserved blocks, features, journal.
 ///
-/// Options are those of tune2fs. Without options, completes an interrupted grow, shrink or tune.
+/// Options are those of tune2fs. Before a change of more than the superblock the volume is checked,
+/// and refused if it is damaged. Without options, completes an interrupted grow, shrink or tune.
 /// With -l alone the volume is only read; `draconis info` prints a summary.
 #[derive(Debug, Args)]
 pub struct Arguments {

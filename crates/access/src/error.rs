@@ -71,7 +71,7 @@ pub fn tune_errno(error: &draconis_ext::tune::OfflineError) -> Errno {
     use draconis_ext::tune::OfflineError;
     match error {
         OfflineError::Volume(error) => error.refusal().errno(),
-        OfflineError::NotClean => Errno::UCLEAN,
+        OfflineError::NotClean | OfflineError::Damaged { .. } => Errno::UCLEAN,
         OfflineError::TooSmall { .. } | OfflineError::ShortDisk { .. } => Errno::NOSPC,
         _ => Errno::INVAL,
     }

@@ -142,8 +142,8 @@ impl<'a> GrowJob<'a> {
         let held = mmp_claim::recover_and_claim(image, &disk, now)?;
         let there_bytes = disk.properties().len_bytes;
         let len_bytes = wanted.len_bytes.unwrap_or(there_bytes);
-        let growth = GrowPlan::plan(&*disk, len_bytes)
-            .map_err(|error| resize_error(image, &*disk, error))?;
+        let growth =
+            GrowPlan::plan(&disk, len_bytes).map_err(|error| resize_error(image, &*disk, error))?;
         let is_nothing = growth.len_bytes() == growth.old_len_bytes();
         let (disk, zeroed_from_bytes) = match format {
             None if !is_nothing => {
@@ -257,7 +257,7 @@ impl<'a> ShrinkJob<'a> {
         let inside = inside.filter(|_| is_file).map(|inside| (inside, start_bytes));
         let len_before_recovery = shrink::len_bytes_before_recovery(&*disk);
         let held = mmp_claim::recover_and_claim(image, &disk, now)?;
-        let plan = shrink::ShrinkPlan::plan(&*disk, len_bytes)
+        let plan = shrink::ShrinkPlan::plan(&disk, len_bytes)
             .map_err(|error| resize_error(image, &*disk, error))?;
         let old_len_bytes = len_before_recovery.max(plan.old_len_bytes());
         let (truncates_file, image) = (is_cut, inside);
@@ -313,7 +313,7 @@ impl<'a> ShrinkJob<'a> {
         // Space that one pass frees lets the next pass shrink further.
         let passes = if len_bytes.is_none() { MAX_PASSES } else { 1 };
         for _ in 1..passes {
-            *plan = shrink::ShrinkPlan::plan(&**disk, None)
+            *plan = shrink::ShrinkPlan::plan_further(&**disk)
                 .map_err(|error| resize_error(image, &**disk, error))?;
             if plan.len_bytes() == plan.old_len_bytes() {
                 break;

@@ -90,7 +90,7 @@ pub fn tune(
     now: Time,
 ) -> anyhow::Result<()> {
     let _held = mmp_claim::recover_and_claim(image, disk, now)?;
-    tune::tune(&**disk, changes, now).map_err(|error| match error {
+    tune::tune(disk, changes, now).map_err(|error| match error {
         OfflineError::Volume(error) => image::open_volume_error(image, &**disk, error.into()),
         error => anyhow::Error::from(error).context(image.display().to_string()),
     })

@@ -13,6 +13,7 @@
 //! (`redo`).
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use draconis_device::Disk;
 use draconis_types::Time;
@@ -55,16 +56,16 @@ pub struct GrowPlan {
 }
 
 impl GrowPlan {
-    /// Plans to grow the unmounted, [`crate::recover_unmounted`]d volume on `disk` to `size_bytes`.
-    /// The result is smaller by a partial block, and by a last group too small for files. The disk
+    /// Checks the unmounted, [`crate::recover_unmounted`]d volume on `disk`, and plans to grow it to
+    /// `size_bytes`. The result is smaller by a partial block, and by a last group too small for files. The disk
     /// may be shorter until [`Self::write`].
     ///
     /// # Errors
     /// All of [`OfflineError`] except [`OfflineError::ShortDisk`].
-    pub fn plan(disk: &dyn Disk, size_bytes: u64) -> Result<Self> {
-        let old = OfflineVolume::load(disk, "growing")?;
+    pub fn plan(disk: &Arc<dyn Disk>, size_bytes: u64) -> Result<Self> {
+        let old = OfflineVolume::load_checked(disk, "growing")?;
         let (raw, new) = target_superblock(&old, size_bytes)?;
-        let redo = RedoLog::new(disk, new.block_bytes, vec![]);
+        let redo = RedoLog::new(&**disk, new.block_bytes, vec![]);
         let is_changed = new.reserved_descriptor_blocks != old.super_.reserved_descriptor_blocks
             || new.compatible != old.super_.compatible
             || (old.super_.groups..new.groups).any(|it| new.has_superblock(GroupNumber(it)));

@@ -4,7 +4,9 @@
 //! ```text
 //!   superblock, descriptors ─▶ OfflineVolume ─▶ PlannedVolume ─▶ RedoLog ─▶ one atomic change
 //! ```
-//! Law: every structure is verified when read, and refused if damaged; a change never guesses.
+//! Law 1: every structure is verified when read, and refused if damaged; a change never guesses.
+//! Law 2: a change moves and reuses what flags, counts and bitmaps call free. So it loads the volume
+//! with [`OfflineVolume::load_checked`], which compares them with inodes and maps.
 
 pub(crate) mod reserved_gdt;
 
@@ -16,6 +18,7 @@ use draconis_types::{AccessTimes, Time};
 use zerocopy::IntoBytes;
 
 use crate::blocks::uncached::{read_raw_superblock, read_superblock};
+use crate::check::{CheckOptions, Problem, Severity, check};
 use crate::format::bitmap::{BitRun, Bitmap, fill};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, GroupDescriptor, flags};
@@ -33,6 +36,14 @@ pub enum OfflineError {
     /// The volume was not unmounted cleanly, or has unrepaired damage.
     #[error("the volume is not clean; run e2fsck -f first")]
     NotClean,
+    /// A check of the volume found damage. Nothing was changed.
+    #[error("damaged: {first}{}; run draconis repair first", and_others(*.others))]
+    Damaged {
+        /// The first problem, with its location.
+        first: String,
+        /// Number of further problems.
+        others: u64,
+    },
     /// The size to grow to is less than the current size.
     #[error(
         "the volume has {blocks} blocks of {block_bytes} bytes; draconis shrink makes it smaller"
@@ -93,6 +104,10 @@ pub enum OfflineError {
     /// No ext volume, a damaged volume, or a device error.
     #[error(transparent)]
     Volume(crate::Error),
+}
+
+fn and_others(others: u64) -> String {
+    if others == 0 { String::new() } else { format!(", and {others} more problems") }
 }
 
 impl From<crate::Error> for OfflineError {
@@ -168,10 +183,25 @@ pub(crate) struct PlannedVolume {
 }
 
 impl OfflineVolume {
-    /// Reads the unmounted volume on `disk`. `change` names the change in errors.
+    /// Reads the unmounted volume on `disk` for a change, which `change` names in errors. Refuses a
+    /// volume in which a check finds damage.
+    pub(crate) fn load_checked(disk: &Arc<dyn Disk>, change: &str) -> Result<Self> {
+        let volume = Self::load(&**disk, change)?;
+        let report = check(disk, CheckOptions::default(), &|_, _| {})?;
+        if report.is_clean() {
+            return Ok(volume);
+        }
+        let is_damage = |it: &&Problem| it.what.severity() == Severity::Damage;
+        let mut damage = report.problems.iter().filter(is_damage);
+        let first = damage.next().map_or_else(String::new, ToString::to_string);
+        let others = (damage.count() as u64).saturating_add(report.suppressed);
+        Err(OfflineError::Damaged { first, others })
+    }
+
+    /// Reads the unmounted volume on `disk`, which was checked before.
     pub(crate) fn load(disk: &dyn Disk, change: &str) -> Result<Self> {
         let raw = read_raw_superblock(disk)?;
-        let super_ = raw.check()?;
+        let mut super_ = raw.check()?;
         check_changeable(disk, &super_, change)?;
         let mut groups = vec![];
         let mut descriptors = vec![];
@@ -204,6 +234,13 @@ impl OfflineVolume {
             descriptors.extend(block.get(from..from.saturating_add(len)).unwrap_or_default());
             at = Some((place, block));
         }
+        // The kernel may leave the sums in the superblock behind.
+        let sum = |count: fn(&GroupDescriptor) -> u32| -> u64 {
+            groups.iter().map(|group| u64::from(count(group))).sum()
+        };
+        super_.free_blocks =
+            sum(|it| it.free_clusters).saturating_mul(super_.cluster_blocks.into());
+        super_.free_inodes = saturating_u32(sum(|it| it.free_inodes));
         Ok(Self { raw, super_, groups, descriptors })
     }
 

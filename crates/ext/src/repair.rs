@@ -41,7 +41,7 @@ use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::journal;
 use crate::offline::Result;
 use crate::redo_log::RedoLog;
-use crate::tune::{TuneChanges, tune};
+use crate::tune::{TuneChanges, tune_checked};
 use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber};
@@ -331,7 +331,8 @@ impl Repair {
         };
         for features in features {
             let features = features.iter().map(|it| (*it).to_owned()).collect();
-            tune(&**disk, &TuneChanges { features, ..TuneChanges::default() }, options.now)?;
+            let changes = TuneChanges { features, ..TuneChanges::default() };
+            tune_checked(&**disk, &changes, options.now)?;
         }
         Ok(true)
     }

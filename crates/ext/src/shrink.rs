@@ -12,6 +12,7 @@
 //! the last one.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use draconis_device::Disk;
 use draconis_types::Time;
@@ -68,14 +69,26 @@ struct ShrinkCost {
 }
 
 impl ShrinkPlan {
-    /// Plans to shrink the unmounted, [`crate::recover_unmounted`]d volume on `disk` to
-    /// `size_bytes`, or as far as possible. The result is larger by a partial block, and smaller by
-    /// a last group too small for files.
+    /// Checks the unmounted, [`crate::recover_unmounted`]d volume on `disk`, and plans to shrink it
+    /// to `size_bytes`, or as far as possible. The result is larger by a partial block, and smaller
+    /// by a last group too small for files.
     ///
     /// # Errors
     /// [`OfflineError`]; `TooSmall` names the smallest size.
-    pub fn plan(disk: &dyn Disk, size_bytes: Option<u64>) -> Result<Self> {
-        let old = OfflineVolume::load(disk, "shrinking")?;
+    pub fn plan(disk: &Arc<dyn Disk>, size_bytes: Option<u64>) -> Result<Self> {
+        Self::plan_loaded(&**disk, OfflineVolume::load_checked(disk, "shrinking")?, size_bytes)
+    }
+
+    /// Plans a further pass on a volume that [`Self::write`] has just made smaller: blocks that one
+    /// pass frees let the next shrink further.
+    ///
+    /// # Errors
+    /// As [`Self::plan`].
+    pub fn plan_further(disk: &dyn Disk) -> Result<Self> {
+        Self::plan_loaded(disk, OfflineVolume::load(disk, "shrinking")?, None)
+    }
+
+    fn plan_loaded(disk: &dyn Disk, old: OfflineVolume, size_bytes: Option<u64>) -> Result<Self> {
         let super_ = &old.super_;
         if super_.cluster_blocks > 1 {
             let what = "a volume with clusters (bigalloc) is not made smaller: files are not moved \
@@ -202,7 +215,8 @@ pub fn len_bytes_before_recovery(disk: &dyn Disk) -> u64 {
     blocks.saturating_mul(1024u64.checked_shl(raw.s_log_block_size.get()).unwrap_or(0))
 }
 
-/// Returns the free byte ranges of a volume, in order, for compaction after a shrink.
+/// Returns the free byte ranges of a volume that a plan has checked, in order, for compaction after
+/// the shrink.
 ///
 /// # Errors
 /// Device errors; damage.

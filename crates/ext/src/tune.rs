@@ -8,13 +8,16 @@
 //! | UUID with checksums, `metadata_csum` | all checksums are recomputed, in one redo log |
 //! | `metadata_csum` added, `^dir_index` | directories are rewritten, in their blocks |
 //!
-//! Law: a change after which `e2fsck -fn` would report a problem is refused by name.
+//! Law 1: a change after which `e2fsck -fn` would report a problem is refused by name.
+//! Law 2: a change of more than the superblock is preceded by a check.
 
 mod features;
 mod fields;
 mod journal;
 mod mmp;
 mod system_files;
+
+use std::sync::Arc;
 
 use draconis_device::{Disk, Group, Write};
 use draconis_types::Block;
@@ -135,11 +138,27 @@ pub fn superblock(disk: &dyn Disk) -> crate::Result<RawSuperblock> {
 }
 
 /// Changes the unmounted, [`crate::recover_unmounted`]d volume on `disk`, and waits until the
-/// change is durable.
+/// change is durable. A change of more than the superblock checks the volume first.
 ///
 /// # Errors
-/// [`OfflineError::Misuse`], [`OfflineError::Unsupported`]: the volume is unchanged; device errors.
-pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
+/// [`OfflineError::Misuse`], [`OfflineError::Unsupported`], [`OfflineError::Damaged`]: the volume is
+/// unchanged; device errors.
+pub fn tune(disk: &Arc<dyn Disk>, changes: &TuneChanges, now: Time) -> Result<()> {
+    let load = || OfflineVolume::load_checked(disk, "tuning");
+    tune_loaded(&**disk, changes, now, load)
+}
+
+/// Tunes a volume that was checked before.
+pub(crate) fn tune_checked(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
+    tune_loaded(disk, changes, now, || OfflineVolume::load(disk, "tuning"))
+}
+
+fn tune_loaded(
+    disk: &dyn Disk,
+    changes: &TuneChanges,
+    now: Time,
+    load: impl FnOnce() -> Result<OfflineVolume>,
+) -> Result<()> {
     let old = read_raw_superblock(disk)?;
     let super_ = old.check()?;
     if super_.needs_recovery() {
@@ -175,7 +194,7 @@ pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
     if work == TuneWork::default() && is_one_sector {
         return write_sector(disk, &mut raw);
     }
-    let whole = OfflineVolume::load(disk, "tuning")?;
+    let whole = load()?;
     raw.set_checksum();
     let new = raw.check()?;
     let lays_out =

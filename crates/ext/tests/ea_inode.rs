@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::common::compare::{self, ReferenceTree};
 use crate::common::storm::write_options;
 use crate::common::{Image, tree};
-use draconis_device::MemoryDisk;
+use draconis_device::{Disk, MemoryDisk};
 use draconis_ext::{Error, InodeNumber, OpenOptions, Volume, XattrSet};
 use rustix::fs::XattrFlags;
 
@@ -264,7 +264,9 @@ fn quotas_charge_ea_inodes_to_owners() {
         let added = if has_projects { &["project", "quota"][..] } else { &["quota"] };
         let added = added.iter().map(|name| (*name).to_owned()).collect();
         let changes = TuneChanges { features: added, ..TuneChanges::default() };
-        tune(&*disk, &changes, Time { seconds: 1_700_000_000, nanoseconds: 0 }).unwrap();
+        let shared: Arc<dyn Disk> = disk.clone();
+        tune(&shared, &changes, Time { seconds: 1_700_000_000, nanoseconds: 0 }).unwrap();
+        drop(shared);
         let bytes = Arc::into_inner(disk).unwrap().into_bytes();
         assert!(
             common::run_tool("e2fsck", &["-fn", Image::from_bytes(&bytes).path()]).is_some(),

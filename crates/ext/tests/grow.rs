@@ -11,12 +11,14 @@ use draconis_ext::grow::{GrowPlan, GrowTarget, OfflineError};
 use draconis_ext::{InodeNumber, OpenOptions, Volume};
 use draconis_types::Time;
 
+use crate::common::offline::disk_of;
+
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 fn plan_grow(image: &[u8], size: u64) -> Result<GrowPlan, OfflineError> {
-    GrowPlan::plan(&MemoryDisk::new(image.to_vec(), 512), size)
+    GrowPlan::plan(&disk_of(image), size)
 }
 
 /// Grows an image whose disk has old data behind its end.
@@ -268,8 +270,12 @@ fn power_loss_leaves_old_volume_or_resumable_change() {
         let mut disk = bytes;
         disk.resize(to as usize, 0);
         let states = common::cuts::check_crash_states(&disk, source.path(), |disk| {
-            let target =
-                GrowTarget { disk, zeroed_from_bytes: u64::MAX, now: NOW, progress: &|_| () };
+            let target = GrowTarget {
+                disk: &**disk,
+                zeroed_from_bytes: u64::MAX,
+                now: NOW,
+                progress: &|_| (),
+            };
             growth.write(&target).unwrap();
         });
         assert!(states.before > 0 && states.finished > 2 && states.after > 0, "{states:?}");
@@ -346,6 +352,6 @@ fn impossible_growth_is_refused_by_name() {
     let mut damaged = bytes.clone();
     damaged[top.unwrap() * 1024 + 8] ^= 1;
     let error = plan_grow(&damaged, 4 * MIB).unwrap_err();
-    assert!(error.to_string().contains("reserve of descriptors, inode 7"), "{error}");
+    assert!(error.to_string().contains("inode 7: the resize inode does not lead"), "{error}");
     assert!(plan_grow(&[0; 65536], MIB).is_err());
 }

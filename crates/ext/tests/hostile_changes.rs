@@ -12,7 +12,7 @@ use crate::common::spoil::{
 };
 use crate::common::storm::{Storm, StormOutcome, write_options};
 use crate::common::{Image, exercise, tree};
-use draconis_device::{MemoryDisk, Random};
+use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::grow::{GrowPlan, GrowTarget};
 use draconis_ext::{Cookie, Error, InodeNumber, NewNode, Volume};
 use draconis_testkit::wait::HangClock;
@@ -272,11 +272,11 @@ fn corrupt_volumes_are_grown_or_refused() {
         }
         let size = random.next_below(24 << 20);
         image.resize(image.len().max(size as usize), 0);
-        let disk = MemoryDisk::new(image, 512);
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
         let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let growth = GrowPlan::plan(&disk, size)?;
             let now = Default::default();
-            growth.write(&GrowTarget { disk: &disk, zeroed_from_bytes: 0, now, progress: &|_| () })
+            growth.write(&GrowTarget { disk: &*disk, zeroed_from_bytes: 0, now, progress: &|_| () })
         }));
         let run = run.unwrap_or_else(|_| panic!("seed {seed}: panicked"));
         grown += u64::from(run.is_ok());

@@ -1,7 +1,7 @@
 //! Growing, shrinking and tuning damaged images, and damaged redo logs: no panic, no hang, bounded
 //! memory.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crate::common::Image;
 use crate::common::spoil::{
@@ -43,12 +43,14 @@ fn base_images() -> &'static [Vec<u8>] {
 /// Makes all offline changes, one after the other; returns how many succeeded.
 fn apply_all_offline_changes(image: &[u8]) -> u32 {
     let mut made = 0;
-    let mut disk = MemoryDisk::new(image.to_vec(), 512);
-    let _ = draconis_ext::finish_interrupted_change(&disk);
+    let mut bytes = image.to_vec();
+    bytes.resize(2 * IMAGE_BYTES as usize, 0);
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes, 512));
+    let _ = draconis_ext::finish_interrupted_change(&*disk);
     for size in [None, Some(IMAGE_BYTES / 2), Some(IMAGE_BYTES - 300_000)] {
         let Ok(shrinking) = ShrinkPlan::plan(&disk, size) else { continue };
         let target =
-            draconis_ext::shrink::ShrinkTarget { disk: &disk, now: NOW, progress: &|_| () };
+            draconis_ext::shrink::ShrinkTarget { disk: &*disk, now: NOW, progress: &|_| () };
         made += u32::from(shrinking.write(&target).is_ok());
     }
     let features = ["^has_journal", "has_journal", "^metadata_csum", "dir_index", "flex_bg"];
@@ -57,14 +59,11 @@ fn apply_all_offline_changes(image: &[u8]) -> u32 {
         let changes = TuneChanges { features, uuid: Some([7; 16]), ..TuneChanges::default() };
         made += u32::from(tune(&disk, &changes, NOW).is_ok());
     }
-    let mut bytes = disk.into_bytes();
-    bytes.resize(2 * IMAGE_BYTES as usize, 0);
-    disk = MemoryDisk::new(bytes, 512);
     for size in [IMAGE_BYTES + 5000, 2 * IMAGE_BYTES] {
         let Ok(growth) = GrowPlan::plan(&disk, size) else { continue };
         let (zeroed_from_bytes, progress) = (u64::MAX, &|_| ());
         let target =
-            draconis_ext::grow::GrowTarget { disk: &disk, zeroed_from_bytes, now: NOW, progress };
+            draconis_ext::grow::GrowTarget { disk: &*disk, zeroed_from_bytes, now: NOW, progress };
         made += u32::from(growth.write(&target).is_ok());
     }
     made
@@ -102,10 +101,10 @@ fn damaged_volumes_are_resized_or_refused() {
 fn damaged_redo_logs_terminate() {
     draconis_testkit::in_own_process!();
     let Some(base) = base_images().first() else { return };
-    let recorded = RecordDisk::new(MemoryDisk::new(base.clone(), 512));
-    let shrinking = ShrinkPlan::plan(&recorded as &dyn Disk, Some(IMAGE_BYTES / 2)).unwrap();
-    let target =
-        draconis_ext::shrink::ShrinkTarget { disk: &recorded, now: NOW, progress: &|_| () };
+    let recorded = Arc::new(RecordDisk::new(MemoryDisk::new(base.clone(), 512)));
+    let disk: Arc<dyn Disk> = recorded.clone();
+    let shrinking = ShrinkPlan::plan(&disk, Some(IMAGE_BYTES / 2)).unwrap();
+    let target = draconis_ext::shrink::ShrinkTarget { disk: &*disk, now: NOW, progress: &|_| () };
     shrinking.write(&target).unwrap();
     let options = CrashOptions { seed: 7, subsets: 1, exhaustive_sectors: 1 };
     let crashes = CrashStates::new(base.clone(), recorded.take_events(), options);

@@ -175,11 +175,9 @@ fn tool_claim_excludes_others_until_released() {
             TuneChanges { features, ..TuneChanges::default() }
         };
         // Offline changes need the claim.
-        let error = tune(&*disk, &words(&["^mmp"]), NOW).unwrap_err();
+        let error = tune(&disk, &words(&["^mmp"]), NOW).unwrap_err();
         assert!(error.to_string().contains("a claim"), "{error}");
-        assert!(
-            GrowPlan::plan(&*disk, 32 << 20).is_err() && ShrinkPlan::plan(&*disk, None).is_err()
-        );
+        assert!(GrowPlan::plan(&disk, 32 << 20).is_err() && ShrinkPlan::plan(&disk, None).is_err());
 
         let (_, mine) = how(&|_| {}).unwrap();
         let mine = mine.unwrap();
@@ -194,8 +192,8 @@ fn tool_claim_excludes_others_until_released() {
         volume.close().unwrap();
         drop(volume);
         let label = TuneChanges { label: Some(b"l".to_vec()), ..words(&[]) };
-        tune(&*disk, &label, NOW).unwrap();
-        let shrinking = ShrinkPlan::plan(&*disk, None).unwrap();
+        tune(&disk, &label, NOW).unwrap();
+        let shrinking = ShrinkPlan::plan(&disk, None).unwrap();
         let target =
             draconis_ext::shrink::ShrinkTarget { disk: &*disk, now: NOW, progress: &|_| () };
         shrinking.write(&target).unwrap();
@@ -221,7 +219,7 @@ fn tool_claim_excludes_others_until_released() {
             MmpClaimOptions { now: NOW, random: 3, node: "", wait: &|_| {}, max_wait: most_wait };
         draconis_ext::clear_mmp(&disk, &cleared).unwrap();
         let (_, mine) = how(&|_| {}).unwrap();
-        tune(&*disk, &words(&["^mmp"]), NOW).unwrap();
+        tune(&disk, &words(&["^mmp"]), NOW).unwrap();
         mine.unwrap().release(NOW).unwrap();
         judged("without");
         assert!(draconis_ext::clear_mmp(&disk, &cleared).is_err());

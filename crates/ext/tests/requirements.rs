@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use crate::common::FILE;
+use crate::common::offline::{disk_of, with_disk};
 use crate::common::storm::write_options;
 use crate::common::{Image, run_tool, tree};
 use draconis_device::MemoryDisk;
@@ -54,7 +55,7 @@ fn apply_mounted_change(bytes: Vec<u8>, change: impl FnOnce(&Volume)) -> Vec<u8>
 
 fn grow_image(bytes: Vec<u8>, len: u64) -> Vec<u8> {
     let mut bytes = bytes;
-    let growth = GrowPlan::plan(&MemoryDisk::new(bytes.clone(), 512), len).unwrap();
+    let growth = GrowPlan::plan(&disk_of(&bytes), len).unwrap();
     bytes.resize(len as usize, 0);
     let disk = MemoryDisk::new(bytes, 512);
     let target = GrowTarget { disk: &disk, zeroed_from_bytes: 0, now: NOW, progress: &|_| () };
@@ -127,12 +128,11 @@ fn features_of_revision_0_volume_are_honoured() {
 }
 
 fn tune_features(bytes: &[u8], words: &str) -> Result<Vec<u8>, OfflineError> {
-    let disk = MemoryDisk::new(bytes.to_vec(), 512);
     let features = words.split(',').map(str::to_owned).collect();
     let changes =
         TuneChanges { features, hash_seed: *b"0123456789abcdef", ..TuneChanges::default() };
-    tune(&disk, &changes, NOW)?;
-    Ok(disk.into_bytes())
+    let (tuned, bytes) = with_disk(bytes.to_vec(), |disk| tune(disk, &changes, NOW));
+    tuned.map(|()| bytes)
 }
 
 /// Adds each feature that both support, to volumes of both revisions: refusals match those of

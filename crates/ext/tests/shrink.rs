@@ -12,12 +12,14 @@ use draconis_ext::Volume;
 use draconis_ext::shrink::{OfflineError, ShrinkPlan, ShrinkTarget};
 use draconis_types::Time;
 
+use crate::common::offline::disk_of;
+
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 fn plan_shrink(image: &[u8], size: Option<u64>) -> Result<ShrinkPlan, OfflineError> {
-    ShrinkPlan::plan(&MemoryDisk::new(image.to_vec(), 512), size)
+    ShrinkPlan::plan(&disk_of(image), size)
 }
 
 /// Shrinks an image, and truncates it to the new end.
@@ -140,9 +142,8 @@ fn shrunk_volume_grows_back() {
     let Some(original) = image.mount() else { return };
     let mut small = shrink_image(&bytes, None).unwrap();
     for size in [70 * MIB, 30 * MIB, 128 * MIB, 20 * MIB] {
-        let disk = MemoryDisk::new(small.clone(), 512);
         small = if size > small.len() as u64 {
-            let growth = draconis_ext::grow::GrowPlan::plan(&disk, size).unwrap();
+            let growth = draconis_ext::grow::GrowPlan::plan(&disk_of(&small), size).unwrap();
             small.resize(size as usize, 0x5A);
             let disk = MemoryDisk::new(small, 512);
             let target = draconis_ext::grow::GrowTarget {
@@ -187,7 +188,7 @@ fn power_loss_leaves_old_volume_or_resumable_change() {
         let shrinking = plan_shrink(&bytes, None).unwrap();
         assert!(shrinking.bytes_to_move() > 0, "{name}");
         let states = common::cuts::check_crash_states(&bytes, kept.path(), |disk| {
-            write_shrink(&shrinking, disk)
+            write_shrink(&shrinking, &**disk)
         });
         assert!(states.before > 0 && states.finished > 2 && states.after > 0, "{states:?}");
     }

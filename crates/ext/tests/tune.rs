@@ -3,8 +3,8 @@
 use crate::common;
 
 use crate::common::compare::{self, ReferenceTree};
+use crate::common::offline::with_disk;
 use crate::common::{Image, run_tool, spoil};
-use draconis_device::{Disk, MemoryDisk};
 use draconis_ext::format::quota::QuotaType as Quota;
 use draconis_ext::tune::{OfflineError, Reserved, TuneChanges, tune};
 use draconis_ext::{InodeNumber, NewNode, OpenOptions, Volume};
@@ -13,9 +13,8 @@ use draconis_types::{FileType, Time};
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 
 fn apply_tune(bytes: &[u8], changes: &TuneChanges) -> Result<Vec<u8>, OfflineError> {
-    let disk = MemoryDisk::new(bytes.to_vec(), 512);
-    tune(&disk as &dyn Disk, changes, NOW)?;
-    Ok(disk.into_bytes())
+    let (tuned, bytes) = with_disk(bytes.to_vec(), |disk| tune(disk, changes, NOW));
+    tuned.map(|()| bytes)
 }
 
 fn feature_changes(words: &[&str]) -> TuneChanges {

@@ -151,7 +151,7 @@ fn read_group_layout(check: &Check<'_>, group: u32) -> Result<(GroupLayout, bool
     let super_ = &check.super_;
     let (block, slot) = super_.descriptor_location(GroupNumber(group));
     let bytes = check.store.block(block, BlockRole::Descriptors)?;
-    let descriptor = GroupDescriptor::read(&bytes, slot, super_)?;
+    let descriptor = GroupDescriptor::read_as_stored(&bytes, slot, super_)?;
     let is_sealed = group::has_valid_checksum(&bytes, slot, super_, GroupNumber(group));
     let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS);
     let unused = match descriptor.unused_inodes {

@@ -4,6 +4,17 @@
 //!   classic   | super | all descriptor blocks | ...        in group 0, copies in backups
 //!   meta_bg   | super?| one descriptor block  | ...        in the first group it describes
 //! ```
+//!
+//! What a descriptor says of uninitialized parts holds only under a checksum:
+//!
+//! | field | holds with |
+//! |---|---|
+//! | `INODE_UNINIT`, `BLOCK_UNINIT`, `INODE_ZEROED` | `uninit_bg` or `metadata_csum` |
+//! | `bg_itable_unused` | `uninit_bg` or `metadata_csum` |
+//! | `bg_block_bitmap_csum`, `bg_inode_bitmap_csum` | `metadata_csum` |
+//!
+//! Law: [`GroupDescriptor::read`] gives the meaning, by this table; only check and repair read what
+//! is stored.
 
 use std::mem::offset_of;
 
@@ -112,11 +123,24 @@ impl RawGroupDescriptor {
 }
 
 impl GroupDescriptor {
-    /// Reads descriptor `slot` of a descriptor block, unchecked.
+    /// Reads descriptor `slot` of a descriptor block: locations and counts unchecked, flags and
+    /// unused inodes as far as the features of the volume make them hold.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the block is too short.
     pub fn read(block: &[u8], slot: u32, super_: &Superblock) -> Result<Self> {
+        let stored = Self::read_as_stored(block, slot, super_)?;
+        if super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS) {
+            return Ok(stored);
+        }
+        Ok(Self { flags: 0, unused_inodes: 0, ..stored })
+    }
+
+    /// Reads descriptor `slot` of a descriptor block as it is stored, unchecked.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the block is too short.
+    pub fn read_as_stored(block: &[u8], slot: u32, super_: &Superblock) -> Result<Self> {
         let low = RawGroupDescriptor::view(block, slot, super_)?;
         let high = descriptor(block, slot, super_)
             .and_then(|bytes| RawGroupDescriptorHigh::ref_from_prefix(bytes.get(32..)?).ok());

@@ -186,7 +186,7 @@ impl Fixer<'_> {
         let number = GroupNumber(group);
         let (block, slot) = super_.descriptor_location(number);
         let mut bytes = self.block(block.0)?;
-        let mut descriptor = GroupDescriptor::read(&bytes, slot, super_)?;
+        let mut descriptor = GroupDescriptor::read_as_stored(&bytes, slot, super_)?;
         change(&mut descriptor);
         descriptor.write_table_locations(&mut bytes, slot, super_)?;
         descriptor.write(&mut bytes, slot, super_, number)?;
@@ -212,7 +212,7 @@ impl Fixer<'_> {
                 continue;
             }
             let bytes = self.block(at.0)?;
-            let found = GroupDescriptor::read(&bytes, slot, super_)?;
+            let found = GroupDescriptor::read_as_stored(&bytes, slot, super_)?;
             if has_valid_checksum(&bytes, slot, super_, number) && fits(&found) {
                 backup = Some(found);
                 break;

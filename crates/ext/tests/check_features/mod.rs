@@ -1,8 +1,9 @@
 //! The checker on ext3 and ext4 compared with `e2fsck -fn`: volumes with each feature, filled by
 //! the kernel, are clean; corrupted ones get the same verdict.
 
-use crate::common;
+use crate::common::{self, Image};
 use crate::matrix::{ioctl, journals, made, pool, table};
+mod changes;
 mod parts;
 mod plants;
 mod repairs;
@@ -35,6 +36,10 @@ fn format_problems(report: &Result<Report>) -> String {
 fn e2fsck(path: &Path) -> (bool, String) {
     let run = draconis_testkit::judge::e2fsck("-fn", path);
     (run.is_success(), run.output())
+}
+
+fn e2fsck_bytes(bytes: &[u8]) -> (bool, String) {
+    e2fsck(&Image::from_bytes(bytes).path)
 }
 
 /// The first seed.
@@ -163,22 +168,42 @@ fn build_base_volumes(lines: &[&str]) -> Vec<BaseVolume> {
     made.into_iter().filter_map(|it| it.unwrap()).collect()
 }
 
+/// A volume with corrupted fields.
+struct CorruptedVolume<'a> {
+    base: &'a BaseVolume,
+    seed: u64,
+    image: Vec<u8>,
+}
+
+/// Corrupts a volume of these `lines` for each seed, and returns what `judge` says against them;
+/// `None` if no volume can be made here.
+fn check_corrupted_volumes(
+    lines: &[&str],
+    salt: u64,
+    rounds: u64,
+    judge: impl Fn(CorruptedVolume<'_>) -> Option<String> + Sync,
+) -> Option<Vec<String>> {
+    let lines: Vec<&str> = lines.iter().copied().filter(|it| matches_line_filter(it)).collect();
+    let bases = build_base_volumes(&lines);
+    let first = seed_from_env();
+    let seeds: Vec<u64> = (first..first + rounds).collect();
+    let results = pool::run_each_in_threads(THREADS, &seeds, |seed| {
+        let base = bases.get((*seed % bases.len().max(1) as u64) as usize)?;
+        let (image, told) = base.corrupt_randomly(&mut Random::new(seed ^ salt));
+        let wrong = judge(CorruptedVolume { base, seed: *seed, image })?;
+        Some(format!("seed {seed}, {}: {told}\n {wrong}", base.line))
+    });
+    let wrong = results.into_iter().filter_map(|it| it.unwrap_or_else(Some)).collect();
+    (!bases.is_empty()).then_some(wrong)
+}
+
 #[test]
 #[ignore = "long: a minute: hundreds of volumes"]
 fn verdict_matches_e2fsck() {
-    let all: Vec<&str> =
-        LINES_TO_CORRUPT.iter().copied().filter(|it| matches_line_filter(it)).collect();
-    let bases = build_base_volumes(&all);
-    if bases.is_empty() {
-        return;
-    }
-    let first = seed_from_env();
     let rounds = common::spoil::scaled_rounds(300);
-    let seeds: Vec<u64> = (first..first + rounds).collect();
     let tally = Mutex::new((0u64, 0u64, 0u64));
-    let results = pool::run_each_in_threads(THREADS, &seeds, |seed| {
-        let base = &bases[*seed as usize % bases.len()];
-        let (image, told) = base.corrupt_randomly(&mut Random::new(seed ^ 0xE4C4));
+    let odd = check_corrupted_volumes(LINES_TO_CORRUPT, 0xE4C4, rounds, |volume| {
+        let CorruptedVolume { seed, image, .. } = volume;
         let dir = made::scratch_dir();
         let path = dir.path().join("image");
         std::fs::write(&path, &image).unwrap();
@@ -202,12 +227,9 @@ fn verdict_matches_e2fsck() {
         let text: String = text.lines().take(12).map(|it| format!("  {it}\n")).collect();
         let what = if theirs { "nothing" } else { "damage" };
         let ours = format_problems(&report);
-        Some(format!(
-            "seed {seed}, {}: {told}\n e2fsck finds {what}\n ours:\n{ours} e2fsck:\n{text}",
-            base.line
-        ))
+        Some(format!("e2fsck finds {what}\n ours:\n{ours} e2fsck:\n{text}"))
     });
-    let odd: Vec<String> = results.into_iter().filter_map(|it| it.unwrap_or_else(Some)).collect();
+    let Some(odd) = odd else { return };
     let (clean, damaged, exceptions) = tally.into_inner().unwrap();
     assert!(odd.is_empty(), "{} of {rounds} ({clean} clean):\n{}", odd.len(), odd.join("\n"));
     eprintln!("{rounds} volumes, {clean} clean, {exceptions} exceptions");

@@ -64,6 +64,10 @@ impl BaseVolume {
         base
     }
 
+    pub fn groups(&self) -> u32 {
+        self.super_.groups
+    }
+
     fn block_range(&self, number: u64) -> Range<usize> {
         let len = self.super_.block_bytes as usize;
         let start = (number as usize).saturating_mul(len);
@@ -81,7 +85,10 @@ impl BaseVolume {
         let range = self.block_range(block.0);
         let len = self.super_.descriptor_bytes as usize;
         let start = range.start + slot as usize * len;
-        (GroupDescriptor::read(&self.image[range], slot, &self.super_).unwrap(), start..start + len)
+        (
+            GroupDescriptor::read_as_stored(&self.image[range], slot, &self.super_).unwrap(),
+            start..start + len,
+        )
     }
 
     fn find_parts(&mut self) {
@@ -307,7 +314,8 @@ impl BaseVolume {
     ) {
         let (block, slot) = self.super_.descriptor_location(GroupNumber(number));
         let range = self.block_range(block.0);
-        let mut group = GroupDescriptor::read(&image[range.clone()], slot, &self.super_).unwrap();
+        let mut group =
+            GroupDescriptor::read_as_stored(&image[range.clone()], slot, &self.super_).unwrap();
         change(&mut group, image);
         let _ = group.write(&mut image[range], slot, &self.super_, GroupNumber(number));
     }

@@ -2,32 +2,31 @@
 //! file that could be read before is there with its bytes.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
-use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::check::What;
 use draconis_ext::{FileType, InodeNumber, OpenOptions, Volume};
 
 use crate::check_features::{
-    LINES_TO_CORRUPT, THREADS, build_base_volumes, matches_line_filter, plants, pool, seed_from_env,
+    LINES_TO_CORRUPT, build_base_volumes, check_corrupted_volumes, plants,
 };
+use crate::common::offline::disk_of;
 use crate::common::readable_names;
 use crate::common::repairing::{Repaired, repair};
 use crate::common::spoil::scaled_rounds;
 
 /// Files and links by their paths.
-type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
+pub type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Bytes of a file that are compared: damage makes some large.
 const MAX_READ_BYTES: u64 = 1 << 20;
 const MAX_DEPTH: usize = 12;
 
 /// Reads all that can be read.
-fn readable_files(bytes: &[u8]) -> Contents {
-    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
+pub fn readable_files(bytes: &[u8]) -> Contents {
     let mut found = Contents::new();
-    if let Ok(volume) = Volume::open(disk, OpenOptions::default()) {
+    if let Ok(volume) = Volume::open(disk_of(bytes), OpenOptions::default()) {
         read_tree(&volume, InodeNumber::ROOT, b"", 0, &mut found);
     }
     found
@@ -103,42 +102,30 @@ fn planted_problems_are_repaired() {
 #[test]
 #[ignore = "long: a minute: hundreds of volumes"]
 fn corrupted_volumes_are_repaired() {
-    let all: Vec<&str> =
-        LINES_TO_CORRUPT.iter().copied().filter(|it| matches_line_filter(it)).collect();
-    let bases = build_base_volumes(&all);
-    if bases.is_empty() {
-        return;
-    }
-    let first = seed_from_env();
     let rounds = scaled_rounds(150);
-    let seeds: Vec<u64> = (first..first + rounds).collect();
     let left = Mutex::new(BTreeMap::<String, u64>::new());
     let unseen = AtomicU64::new(0);
-    let results = pool::run_each_in_threads(THREADS, &seeds, |seed| {
-        let base = &bases[*seed as usize % bases.len()];
-        let (image, told) = base.corrupt_randomly(&mut Random::new(seed ^ 0x4E9A));
-        let before = readable_files(&image);
-        let about = format!("seed {seed}, {}: {told}", base.line);
-        match repair(&image) {
+    let odd = check_corrupted_volumes(LINES_TO_CORRUPT, 0x4E9A, rounds, |volume| {
+        let (line, before) = (&volume.base.line, readable_files(&volume.image));
+        match repair(&volume.image) {
             Ok(Repaired::Whole(bytes)) => {
                 let worse = worse_files(&before, &readable_files(&bytes));
-                (!worse.is_empty()).then(|| format!("{about}\n worse: {worse:?}"))
+                (!worse.is_empty()).then(|| format!("worse: {worse:?}"))
             }
             Ok(Repaired::Left(why)) => {
-                let kind = why.clone();
-                *left.lock().unwrap().entry(format!("{kind} ({})", base.line)).or_default() += 1;
+                *left.lock().unwrap().entry(format!("{why} ({line})")).or_default() += 1;
                 None
             }
             // What our check does not see has no fix: one volume in some hundreds.
             Err(why) if why.contains("e2fsck says") => {
-                eprintln!("{about}\n {why}");
+                eprintln!("seed {}, {line}: {why}", volume.seed);
                 unseen.fetch_add(1, Ordering::Relaxed);
                 None
             }
-            Err(why) => Some(format!("{about}\n {why}")),
+            Err(why) => Some(why),
         }
     });
-    let odd: Vec<String> = results.into_iter().filter_map(|it| it.unwrap_or_else(Some)).collect();
+    let Some(odd) = odd else { return };
     let left = left.into_inner().unwrap();
     let refused: u64 = left.values().sum();
     eprintln!("{rounds} volumes, {refused} without a whole repair: {left:#?}");
@@ -152,20 +139,16 @@ fn corrupted_volumes_are_repaired() {
 #[test]
 #[ignore = "by hand: compares with e2fsck -fy for minutes: DRACONIS_ROUNDS, DRACONIS_SEED"]
 fn by_hand_repairs_beside_e2fsck() {
-    let bases = build_base_volumes(LINES_TO_CORRUPT);
-    let first = seed_from_env();
-    let seeds: Vec<u64> = (first..first + scaled_rounds(150)).collect();
     // Damaged volumes; then of each tool: silent after one run, with files that are worse, and
     // these files; and those that we leave as they are.
     let tally = Mutex::new([0u64; 8]);
-    let results = pool::run_each_in_threads(THREADS, &seeds, |seed| {
-        let base = &bases[*seed as usize % bases.len()];
-        let (image, _) = base.corrupt_randomly(&mut Random::new(seed ^ 0x4E9A));
+    let wrong = check_corrupted_volumes(LINES_TO_CORRUPT, 0x4E9A, scaled_rounds(150), |volume| {
+        let image = volume.image;
         let dir = crate::matrix::made::scratch_dir();
         let path = dir.path().join("image");
         std::fs::write(&path, &image).unwrap();
         if crate::check_features::e2fsck(&path).0 {
-            return None::<String>;
+            return None;
         }
         let before = readable_files(&image);
         let (mut ours, mut left, mut our_worse) = (0, 0, 0);
@@ -185,7 +168,7 @@ fn by_hand_repairs_beside_e2fsck() {
         tally.lock().unwrap().iter_mut().zip(found).for_each(|(sum, it)| *sum += it);
         None
     });
-    assert!(results.iter().all(Result::is_ok));
+    assert_eq!(wrong.unwrap_or_default(), [""; 0]);
     let [all, ours, our_volumes, our_files, left, theirs, volumes, files] =
         tally.into_inner().unwrap();
     eprintln!("{all} damaged volumes        draconis repair -y   e2fsck -fy");

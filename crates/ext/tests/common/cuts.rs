@@ -24,12 +24,12 @@ pub struct CrashStateCounts {
 pub fn check_crash_states(
     bytes: &[u8],
     source: &Path,
-    change: impl FnOnce(&dyn Disk),
+    change: impl FnOnce(&Arc<dyn Disk>),
 ) -> CrashStateCounts {
     let every = std::env::var("DRACONIS_CUTS").ok().and_then(|text| text.parse::<usize>().ok());
     let every = every.unwrap_or(64).max(1);
-    let disk = RecordDisk::new(MemoryDisk::new(bytes.to_vec(), 512));
-    change(&disk);
+    let disk = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.to_vec(), 512)));
+    change(&(disk.clone() as Arc<dyn Disk>));
     let old_blocks = superblock_blocks_count_bytes(bytes);
     let events: Vec<Event> = disk.take_events();
     let options = CrashOptions { seed: 7, subsets: 3, exhaustive_sectors: 2 };

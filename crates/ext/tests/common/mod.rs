@@ -20,6 +20,7 @@ use tempfile::TempDir;
 pub mod compare;
 pub mod cuts;
 pub mod exercise;
+pub mod offline;
 pub mod repairing;
 pub mod spoil;
 pub mod storm;
