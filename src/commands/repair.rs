@@ -63,9 +63,13 @@ pub struct Arguments {
     /// `--revert FILE` completes the repair.
     #[arg(long, value_name = "FILE", conflicts_with = "revert")]
     scratch: Option<PathBuf>,
-    /// Restore every byte that a repair with `--undo FILE` wrote.
+    /// Restore every byte that a repair with `--undo FILE` wrote, if the volume is as the repair left
+    /// it.
     #[arg(long, value_name = "FILE")]
     revert: Option<PathBuf>,
+    /// With `--revert`: restore the bytes even into a volume that was changed since, or another one.
+    #[arg(long, requires = "revert")]
+    force: bool,
     /// Limit of the changes, which are held in memory, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     memory: u64,
@@ -174,7 +178,8 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
         locate_for_writing(opened.into_disk()?, &behind.start_disks(), &arguments.place.options());
     let disk = part.with_context(|| image.display().to_string())?.disk;
     if let Some(mut saved) = saved {
-        let blocks = revert(&*disk, &mut saved).with_context(|| image.display().to_string())?;
+        let blocks = revert(&*disk, &mut saved, arguments.force)
+            .with_context(|| image.display().to_string())?;
         report::print_line(format_args!("{}: {blocks} blocks restored", image.display()))?;
         return Ok(Outcome::Clean);
     }
@@ -204,7 +209,7 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
             return Ok(Outcome::Left);
         }
     }
-    repair.write(&*disk, undo, scratch).map_err(|error| {
+    repair.write(&disk, undo, scratch).map_err(|error| {
         let step = match error {
             OfflineError::NoLogSpace => "; --scratch FILE takes the log instead",
             _ => "",

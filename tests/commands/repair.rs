@@ -51,6 +51,20 @@ fn repair_is_shown_made_and_taken_back() {
         let printed = String::from_utf8(again.stdout).unwrap();
         assert_eq!(printed, format!("{path}: nothing to repair\n"));
 
+        // Into a volume with a new file only by force.
+        let changed = draconis.path("changed.img");
+        std::fs::copy(&image, &changed).unwrap();
+        let (letter, other) = (draconis.path("tree/below/letter"), changed.to_str().unwrap());
+        draconis.run_ok(["put", letter.to_str().unwrap(), &format!("{other}:/new")]);
+        let now = std::fs::read(&changed).unwrap();
+        let revert = ["repair", "--revert", undo.to_str().unwrap(), other];
+        let refused = draconis.run(revert);
+        assert_eq!(refused.status.code(), Some(8), "{refused:?}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("--force"), "{refused:?}");
+        assert!(std::fs::read(&changed).unwrap() == now, "{kind}");
+        let forced = draconis.run(revert.into_iter().chain(["--force"]));
+        assert_eq!(forced.status.code(), Some(0), "{forced:?}");
+
         let back = draconis.run(["repair", "--revert", undo.to_str().unwrap(), path]);
         assert_eq!(back.status.code(), Some(0), "{back:?}");
         assert!(std::fs::read(&image).unwrap() == before, "{kind}");
@@ -117,6 +131,27 @@ fn undo_file_must_be_new_and_the_right_one() {
     }
     assert!(std::fs::read(&image).unwrap() == before);
     assert_eq!(std::fs::read(&taken).unwrap(), b"mine");
+}
+
+/// Commands that change the whole volume name the damage and the way out, and work after it.
+#[test]
+fn changes_of_damaged_volumes_are_refused_until_repaired() {
+    let draconis = Draconis::new();
+    let image = damaged_image(&draconis, "ext4");
+    let path = image.to_str().unwrap();
+    let before = std::fs::read(&image).unwrap();
+    let commands =
+        [&["shrink", path][..], &["grow", path, "16M"], &["tune", "-O", "^has_journal", path]];
+    for arguments in commands {
+        let error = draconis.run_failing(arguments);
+        assert!(error.contains("damaged: ") && error.contains("draconis repair"), "{error}");
+        assert!(std::fs::read(&image).unwrap() == before, "{arguments:?}");
+    }
+    assert_eq!(draconis.run(["repair", "-y", path]).status.code(), Some(1));
+    for arguments in commands {
+        draconis.run_ok(arguments);
+        assert!(e2fsck_is_silent(&image), "{arguments:?}");
+    }
 }
 
 /// A superblock that is gone, or not what its checksum says, comes back from a backup.

@@ -46,8 +46,9 @@ const ENTRY_BYTES: usize = 16;
 /// Home block number that stands for the planned superblock.
 const SUPERBLOCK_HOME: u64 = u64::MAX;
 
-/// Location of the log that stands for a revert by an undo file.
-pub(crate) const REVERTING: u64 = u64::MAX;
+/// Locations of the log from here on stand for a revert by an undo file, whose checksum the low half
+/// is. No volume has such a block.
+pub(crate) const REVERTING: u64 = 0xFFFF_FFFF << 32;
 
 /// Bounded, ordered writes to a disk in blocks of a volume.
 pub(crate) struct OfflineWriter<'a> {
@@ -352,7 +353,7 @@ impl<'a> RedoLog<'a> {
 pub fn finish_interrupted_change(disk: &dyn Disk) -> Result<bool> {
     let super_ = read_raw_superblock(disk)?;
     let Some(head) = super_.interrupted_change() else { return Ok(false) };
-    if head == REVERTING {
+    if head >= REVERTING {
         let feature = "unfinished: a revert was cut off; draconis repair --revert FILE ends it";
         return Err(Error::Unsupported { feature: feature.to_owned() });
     }

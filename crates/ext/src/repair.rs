@@ -402,36 +402,52 @@ impl Repair {
     ///
     /// # Errors
     /// [`OfflineError::NoLogSpace`]: nothing was written; errors of the disk or of the files.
-    pub fn write(&self, disk: &dyn Disk, undo: Option<File>, scratch: Option<File>) -> Result<()> {
+    pub fn write(
+        &self,
+        disk: &Arc<dyn Disk>,
+        undo: Option<File>,
+        scratch: Option<File>,
+    ) -> Result<()> {
         if !self.unfixed.is_empty() {
             return Err(Error::Misuse("a repair that is not complete").into());
         }
         let Some(super_) = &self.super_ else { return Ok(()) };
-        let mut changed = self.changed_blocks(disk, super_)?;
+        let changed = self.changed_blocks(&**disk, super_)?;
         if changed.is_empty() {
             return Ok(());
         }
+        if let Some(scratch) = scratch {
+            let (super_block, _) = super_.location();
+            let all = changed.into_keys().chain([super_block.0]).collect();
+            if let Some(undo) = undo {
+                undo::save(undo, &**disk, &*self.changes, super_, &all)?;
+            }
+            let mut file = undo::save(scratch, &*self.changes, &**disk, super_, &all)?;
+            return revert(&**disk, &mut file, false).map(drop);
+        }
+        if let Some(undo) = undo {
+            // What the change leaves in each block, the log included.
+            let after = CowDisk::new(disk.clone(), super_.block_bytes, usize::MAX);
+            self.write_logged(&after, super_, changed.clone())?;
+            let all = after.blocks().into_keys().collect();
+            undo::save(undo, &**disk, &after, super_, &all)?;
+        }
+        self.write_logged(&**disk, super_, changed)
+    }
+
+    /// Writes the `changed` blocks and the superblock, with a log in free blocks of the volume.
+    fn write_logged(
+        &self,
+        disk: &dyn Disk,
+        super_: &Superblock,
+        mut changed: BTreeMap<u64, Vec<u8>>,
+    ) -> Result<()> {
         let (super_block, at) = super_.location();
         let planned = read_raw_superblock(&*self.changes)?;
         let homes = changed.len() as u64;
         let per_index = u64::from(super_.block_bytes) / 32;
         let log =
             homes.saturating_add(homes.checked_div(per_index).unwrap_or(homes)).saturating_add(8);
-        let ranges = match scratch {
-            Some(_) => vec![],
-            None => self.log_ranges(super_, log),
-        };
-        if let Some(undo) = undo {
-            let log_blocks = ranges.iter().cloned().flatten();
-            let all: BTreeSet<u64> =
-                changed.keys().copied().chain(log_blocks).chain([super_block.0]).collect();
-            undo::save(undo, disk, super_, &all)?;
-        }
-        if let Some(scratch) = scratch {
-            let all = changed.into_keys().chain([super_block.0]).collect();
-            let mut file = undo::save(scratch, &*self.changes, super_, &all)?;
-            return revert(disk, &mut file).map(drop);
-        }
         // The log writes the superblock itself; around it, its block does not change.
         if let Some(bytes) = changed.remove(&super_block.0) {
             let old = self.read_home(disk, super_, super_block)?;
@@ -450,7 +466,7 @@ impl Repair {
         if old.and_then(|old| block_bytes(&old)) != Some(super_.block_bytes) {
             superblock::write_first(disk, &planned)?;
         }
-        let mut redo = RedoLog::new(disk, super_.block_bytes, ranges);
+        let mut redo = RedoLog::new(disk, super_.block_bytes, self.log_ranges(super_, log));
         for (at, bytes) in changed {
             redo.stage_block(FsBlock(at), bytes)?;
         }

@@ -9,6 +9,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
 use crate::common::Image;
+use crate::common::offline::with_disk;
 use crate::common::spoil::scaled_rounds;
 use draconis_device::{Disk, Extent, MemoryDisk, Random};
 use draconis_ext::check::{CheckOptions, What, check};
@@ -64,12 +65,15 @@ fn problems(bytes: &[u8]) -> Vec<String> {
 
 type Recorded = Arc<RecordDisk<MemoryDisk>>;
 
+fn as_disk(disk: &Recorded) -> Arc<dyn Disk> {
+    disk.clone()
+}
+
 /// Plans the repair of a damaged volume from a seed; `None` if there is none to write.
 fn planned(seed: u64) -> Option<(Vec<u8>, Recorded, Repair)> {
     let bytes = damaged_volume(seed)?;
     let disk = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
-    let as_disk: Arc<dyn Disk> = disk.clone();
-    let repair = plan(&as_disk, &repairing::options(), &|_, _| {}).unwrap();
+    let repair = plan(&as_disk(&disk), &repairing::options(), &|_, _| {}).unwrap();
     (!repair.is_empty() && repair.unfixed.is_empty()).then_some((bytes, disk, repair))
 }
 
@@ -94,7 +98,7 @@ fn cut_repair_leaves_old_or_repaired_volume() {
     for seed in (0..scaled_rounds(12)).chain([139]) {
         let Some((bytes, disk, repair)) = planned(seed) else { continue };
         repairs += 1;
-        repair.write(&*disk, None, None).unwrap();
+        repair.write(&as_disk(&disk), None, None).unwrap();
         for crash in crash_states(&bytes, &disk, seed) {
             finish_interrupted_change(&*crash.disk).unwrap();
             let found = crash.disk.to_bytes();
@@ -115,18 +119,23 @@ fn revert_restores_every_byte() {
     for seed in 0..scaled_rounds(6) {
         let Some((bytes, disk, repair)) = planned(seed) else { continue };
         let mut undo = tempfile::tempfile().unwrap();
-        repair.write(&*disk, Some(undo.try_clone().unwrap()), None).unwrap();
+        repair.write(&as_disk(&disk), Some(undo.try_clone().unwrap()), None).unwrap();
         let repaired = contents(&disk);
         assert!(is_clean(&repaired) && repaired != bytes, "seed {seed}");
         disk.take_events();
-        revert(&*disk, &mut undo).unwrap();
+        revert(&*disk, &mut undo, false).unwrap();
         assert!(contents(&disk) == bytes, "seed {seed}");
         for crash in crash_states(&repaired, &disk, seed) {
             let now = crash.disk.to_bytes();
             let refused = finish_interrupted_change(&*crash.disk).is_err();
             let is_whole = now == repaired || now == bytes;
             assert!(refused || is_whole, "seed {seed}, {:?}", crash.kind);
-            revert(&*crash.disk, &mut undo).unwrap();
+            let mixed = |(at, sector): (usize, &[u8])| {
+                let range = at * 512..(at + 1) * 512;
+                at != 2 && *sector != bytes[range.clone()] && *sector != repaired[range]
+            };
+            assert!(!now.chunks(512).enumerate().any(mixed), "seed {seed}, {:?}", crash.kind);
+            revert(&*crash.disk, &mut undo, false).unwrap();
             assert!(crash.disk.to_bytes() == bytes, "seed {seed}, {:?}", crash.kind);
             cuts += 1;
         }
@@ -135,20 +144,79 @@ fn revert_restores_every_byte() {
     eprintln!("{cuts} cuts of reverts");
 }
 
+/// The undo file of a repair that was cut off at any write leads back, too.
+#[test]
+fn cut_repair_is_reverted() {
+    let mut unfinished = 0;
+    for seed in 0..scaled_rounds(6) {
+        let Some((bytes, disk, repair)) = planned(seed) else { continue };
+        let mut undo = tempfile::tempfile().unwrap();
+        repair.write(&as_disk(&disk), Some(undo.try_clone().unwrap()), None).unwrap();
+        for crash in crash_states(&bytes, &disk, seed) {
+            unfinished += u32::from(crash.disk.to_bytes()[1024 + 0x63] & 0x80 != 0);
+            revert(&*crash.disk, &mut undo, false).unwrap();
+            assert!(crash.disk.to_bytes() == bytes, "seed {seed}, {:?}", crash.kind);
+        }
+        assert!(unfinished > 0);
+    }
+}
+
+/// One sector that is no longer as the repair left it, anywhere in what a revert overwrites: nothing
+/// is written unless it is forced.
+#[test]
+fn revert_of_another_state_is_refused() {
+    for seed in 0..scaled_rounds(3) {
+        let Some((bytes, disk, repair)) = planned(seed) else { continue };
+        let mut undo = tempfile::tempfile().unwrap();
+        repair.write(&as_disk(&disk), Some(undo.try_clone().unwrap()), None).unwrap();
+        let repaired = contents(&disk);
+        let differs = |sector: &usize| {
+            let range = sector * 512..(sector + 1) * 512;
+            bytes[range.clone()] != repaired[range]
+        };
+        let sectors: Vec<usize> = (0..bytes.len() / 512).filter(differs).collect();
+        assert!(sectors.len() > 2, "seed {seed}");
+        for sector in &sectors {
+            let mut changed = repaired.clone();
+            changed[sector * 512 + 77] ^= 1;
+            let (refused, after) =
+                with_disk(changed.clone(), |disk| revert(&**disk, &mut undo, false));
+            let why = refused.unwrap_err().to_string();
+            assert!(why.contains("1 sectors were changed") && why.contains("--force"), "{why}");
+            assert!(after == changed, "seed {seed}, sector {sector}");
+            let (forced, after) = with_disk(changed, |disk| revert(&**disk, &mut undo, true));
+            assert!(forced.is_ok() && after == bytes, "seed {seed}, sector {sector}");
+        }
+        // Another volume of the same length, and a revert by another file that was cut off.
+        let mut other = repaired.clone();
+        other[1024 + 0x68] ^= 1;
+        let (refused, after) = with_disk(other.clone(), |disk| revert(&**disk, &mut undo, false));
+        let why = refused.unwrap_err().to_string();
+        assert!(why.contains("another UUID") && after == other, "{why}");
+        let mut reverting = repaired;
+        reverting[1024 + 0x63] |= 0x80;
+        reverting[1024 + 0x188..1024 + 0x190].fill(0xFF);
+        let (refused, after) =
+            with_disk(reverting.clone(), |disk| revert(&**disk, &mut undo, false));
+        let why = refused.unwrap_err().to_string();
+        assert!(why.contains("a revert by another file") && after == reverting, "{why}");
+    }
+}
+
 /// A log in a file of its own: a cut leaves the old volume, or what the file completes.
 #[test]
 fn cut_repair_with_scratch_file_is_completed_by_it() {
     for seed in 0..scaled_rounds(3) {
         let Some((bytes, disk, repair)) = planned(seed) else { continue };
         let mut scratch = tempfile::tempfile().unwrap();
-        repair.write(&*disk, None, Some(scratch.try_clone().unwrap())).unwrap();
+        repair.write(&as_disk(&disk), None, Some(scratch.try_clone().unwrap())).unwrap();
         let repaired = contents(&disk);
         assert!(is_clean(&repaired), "seed {seed}");
         for crash in crash_states(&bytes, &disk, seed) {
             let now = crash.disk.to_bytes();
             let refused = finish_interrupted_change(&*crash.disk).is_err();
             assert!(refused || now == bytes || now == repaired, "seed {seed}, {:?}", crash.kind);
-            revert(&*crash.disk, &mut scratch).unwrap();
+            revert(&*crash.disk, &mut scratch, false).unwrap();
             assert!(crash.disk.to_bytes() == repaired, "seed {seed}, {:?}", crash.kind);
         }
     }
@@ -160,7 +228,7 @@ fn damaged_undo_file_is_refused() {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes, 512));
     let repair = plan(&disk, &repairing::options(), &|_, _| {}).unwrap();
     let mut undo = tempfile::tempfile().unwrap();
-    repair.write(&*disk, Some(undo.try_clone().unwrap()), None).unwrap();
+    repair.write(&disk, Some(undo.try_clone().unwrap()), None).unwrap();
     let mut saved = vec![];
     undo.seek(SeekFrom::Start(0)).unwrap();
     undo.read_to_end(&mut saved).unwrap();
@@ -168,7 +236,7 @@ fn damaged_undo_file_is_refused() {
     let refuses = |bytes: &[u8]| {
         let mut file: File = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
-        let refused = revert(&*disk, &mut file).unwrap_err().to_string();
+        let refused = revert(&*disk, &mut file, false).unwrap_err().to_string();
         assert!(refused.starts_with("undo file: "), "{refused}");
     };
     for at in [0, 16, 24, 32, 33, 47, saved.len() / 2, saved.len() - 1] {
@@ -176,6 +244,10 @@ fn damaged_undo_file_is_refused() {
         wrong[at] ^= 0x10;
         refuses(&wrong);
     }
+    // The first format knows no volume.
+    let mut first = saved.clone();
+    first[14] = b'1';
+    refuses(&first);
     refuses(&saved[..saved.len() - 1]);
     refuses(b"");
     assert_eq!(problems_of(&disk), before);
@@ -358,7 +430,7 @@ fn files_without_a_name_get_their_removed_one() {
         let disk: Arc<dyn Disk> = image.memory_disk();
         let repair = plan(&disk, &repairing::options(), &|_, _| {}).unwrap();
         assert!(repair.unfixed.is_empty(), "{:?}", repair.unfixed);
-        repair.write(&*disk, None, None).unwrap();
+        repair.write(&disk, None, None).unwrap();
         let mut bytes = vec![0; 8 << 20];
         let whole = Extent::new(0, bytes.len() as u64);
         disk.read_now(whole, Block::private(8 << 20)).unwrap().copy_out(0, &mut bytes);

@@ -292,7 +292,7 @@ fn journal_is_replayed_without_the_superblock_that_asks_for_it() {
         };
         let repair = plan(&disk, &options, &|_, _| {}).unwrap();
         assert!(repair.unfixed.is_empty(), "{name}: {:?}", repair.unfixed);
-        repair.write(&*disk, None, None).unwrap();
+        repair.write(&disk, None, None).unwrap();
         assert!(is_there(disk), "{name}: repair");
     }
 }

@@ -47,9 +47,9 @@ pub fn repair(bytes: &[u8]) -> Result<Repaired, String> {
     let actions = || -> Vec<String> {
         repair.fixes.iter().map(|it| format!("{} => {}", it.problem, it.action)).collect()
     };
-    match repair.write(&*disk, None, None) {
+    match repair.write(&disk, None, None) {
         Err(OfflineError::NoLogSpace) => {
-            repair.write(&*disk, None, Some(tempfile::tempfile().unwrap()))
+            repair.write(&disk, None, Some(tempfile::tempfile().unwrap()))
         }
         done => done,
     }
