@@ -69,6 +69,24 @@ impl TestStore {
     }
 }
 
+/// A clone that is shorter than its volume: `shrink` names a command that helps, for disks in stores.
+#[test]
+fn shrink_of_a_short_clone_names_the_command_that_helps() {
+    let place = TestStore::new();
+    place.run_ok("format -t ext4 short.img 32M");
+    let image = std::fs::File::options().write(true).open(place.draconis.path("short.img"));
+    image.unwrap().set_len(24 << 20).unwrap();
+    place.run_ok("store put s short short.img");
+    place.run_ok("store snapshot s#short one");
+    place.run_ok("store clone s#short@one two");
+    let error = place.run_failing("shrink s#two");
+    let advice = error.split("draconis ").find(|part| part.starts_with("store disk s two "));
+    let (command, _) = advice.and_then(|it| it.split_once(" makes")).expect(&error);
+    place.run_ok(command);
+    place.run_ok("shrink s#two");
+    place.check_store_and_disks(&["two"]);
+}
+
 #[test]
 fn snapshot_is_read_cloned_and_rolled_back() {
     let place = TestStore::new();

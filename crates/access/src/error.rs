@@ -77,7 +77,7 @@ pub fn tune_errno(error: &draconis_ext::tune::OfflineError) -> Errno {
     }
 }
 
-fn disk_errno(error: &device::Error) -> Errno {
+pub(crate) fn disk_errno(error: &device::Error) -> Errno {
     match error {
         device::Error::Io { errno, .. } => *errno,
         _ => Errno::IO,

@@ -24,14 +24,14 @@ use draconis_types::Time;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use crate::error::{Error as Failure, not_found_error};
+use crate::error::{Error as Failure, disk_errno, not_found_error};
 use crate::format::FormatProgress;
 use crate::host_file;
 use crate::image::{self, BackingFiles};
 use crate::location::VolumeLocation;
 use crate::messages::format_bytes;
 use crate::mmp_claim::{self, MmpGuard};
-use crate::store_disk::OpenStoreDisk;
+use crate::store_disk::{OpenStoreDisk, StoreDiskName};
 
 /// File, device or store disk of a volume, open and locked.
 pub enum ResizeTarget {
@@ -87,6 +87,14 @@ impl ResizeTarget {
         }
     }
 
+    /// Returns the name of a disk in a store.
+    fn store_disk(&self) -> Option<StoreDiskName> {
+        match self {
+            Self::File(_) => None,
+            Self::InStore(store) => Some(store.name().clone()),
+        }
+    }
+
     /// Returns true for a block device, whose length is fixed.
     fn is_device(&self) -> anyhow::Result<bool> {
         match self {
@@ -117,6 +125,7 @@ pub struct GrowJob<'a> {
     disk: Arc<dyn Disk>,
     growth: GrowPlan,
     zeroed_from_bytes: u64,
+    store_disk: Option<StoreDiskName>,
     _held: MmpGuard,
 }
 
@@ -142,8 +151,9 @@ impl<'a> GrowJob<'a> {
         let held = mmp_claim::recover_and_claim(image, &disk, now)?;
         let there_bytes = disk.properties().len_bytes;
         let len_bytes = wanted.len_bytes.unwrap_or(there_bytes);
-        let growth =
-            GrowPlan::plan(&disk, len_bytes).map_err(|error| resize_error(image, &*disk, error))?;
+        let store_disk = base.store_disk();
+        let growth = GrowPlan::plan(&disk, len_bytes)
+            .map_err(|error| resize_error(image, store_disk.as_ref(), &*disk, error))?;
         let is_nothing = growth.len_bytes() == growth.old_len_bytes();
         let (disk, zeroed_from_bytes) = match format {
             None if !is_nothing => {
@@ -154,7 +164,7 @@ impl<'a> GrowJob<'a> {
             // A disk image has a fixed virtual size, which writing compares.
             _ => (disk, u64::MAX),
         };
-        Ok(Self { wanted, disk, growth, zeroed_from_bytes, _held: held })
+        Ok(Self { wanted, disk, growth, zeroed_from_bytes, store_disk, _held: held })
     }
 
     /// Returns the bytes that [`GrowJob::write`] writes.
@@ -174,7 +184,9 @@ impl<'a> GrowJob<'a> {
         let (zeroed_from_bytes, now) = (self.zeroed_from_bytes, self.wanted.now);
         let target =
             grow::GrowTarget { disk: &*self.disk, zeroed_from_bytes, now, progress: &progress };
-        self.growth.write(&target).map_err(|error| with_context(self.wanted.image, error))?;
+        self.growth
+            .write(&target)
+            .map_err(|error| with_context(self.wanted.image, self.store_disk.as_ref(), error))?;
         Ok(resized)
     }
 }
@@ -258,7 +270,7 @@ impl<'a> ShrinkJob<'a> {
         let len_before_recovery = shrink::len_bytes_before_recovery(&*disk);
         let held = mmp_claim::recover_and_claim(image, &disk, now)?;
         let plan = shrink::ShrinkPlan::plan(&disk, len_bytes)
-            .map_err(|error| resize_error(image, &*disk, error))?;
+            .map_err(|error| resize_error(image, base.store_disk().as_ref(), &*disk, error))?;
         let old_len_bytes = len_before_recovery.max(plan.old_len_bytes());
         let (truncates_file, image) = (is_cut, inside);
         Ok(Self { wanted, base, disk, plan, truncates_file, old_len_bytes, image, _held: held })
@@ -302,23 +314,26 @@ impl<'a> ShrinkJob<'a> {
     }
 
     fn write_volume(&mut self, progress: FormatProgress<'_>) -> anyhow::Result<ResizeOutcome> {
-        let Self { wanted: ResizeRequest { image, now, len_bytes, .. }, plan, disk, .. } = self;
+        let Self { wanted: ResizeRequest { image, now, len_bytes, .. }, plan, disk, base, .. } =
+            self;
         let old_len_bytes = self.old_len_bytes;
+        let store_disk = base.store_disk();
+        let failed = |error| with_context(image, store_disk.as_ref(), error);
         let mut resized = ResizeOutcome::new(old_len_bytes, plan.superblock());
         if plan.len_bytes() == plan.old_len_bytes() {
             return Ok(resized);
         }
         let target = shrink::ShrinkTarget { disk: &**disk, now: *now, progress: &progress };
-        plan.write(&target).map_err(|error| with_context(image, error))?;
+        plan.write(&target).map_err(failed)?;
         // Space that one pass frees lets the next pass shrink further.
         let passes = if len_bytes.is_none() { MAX_PASSES } else { 1 };
         for _ in 1..passes {
             *plan = shrink::ShrinkPlan::plan_further(&**disk)
-                .map_err(|error| resize_error(image, &**disk, error))?;
+                .map_err(|error| resize_error(image, store_disk.as_ref(), &**disk, error))?;
             if plan.len_bytes() == plan.old_len_bytes() {
                 break;
             }
-            plan.write(&target).map_err(|error| with_context(image, error))?;
+            plan.write(&target).map_err(failed)?;
             resized = ResizeOutcome::new(old_len_bytes, plan.superblock());
         }
         Ok(resized)
@@ -345,19 +360,43 @@ impl ResizeOutcome {
     }
 }
 
-fn resize_error(image: &Path, disk: &dyn Disk, error: OfflineError) -> anyhow::Error {
+fn resize_error(
+    image: &Path,
+    store_disk: Option<&StoreDiskName>,
+    disk: &dyn Disk,
+    error: OfflineError,
+) -> anyhow::Error {
     match error {
         OfflineError::Volume(error) => image::open_volume_error(image, disk, error.into()),
-        error => with_context(image, error),
+        error => with_context(image, store_disk, error),
     }
 }
 
-fn with_context(image: &Path, error: OfflineError) -> anyhow::Error {
+fn with_context(
+    image: &Path,
+    store_disk: Option<&StoreDiskName>,
+    error: OfflineError,
+) -> anyhow::Error {
     let shown = image.display();
-    let step = match &error {
-        OfflineError::ShortDisk { .. } => "give the partition or the device more room first",
-        OfflineError::Volume(draconis_ext::Error::Io(_)) => {
-            "run it again before the volume is used"
+    let step = match (&error, store_disk) {
+        (OfflineError::ShortDisk { needed_bytes, .. }, Some(StoreDiskName { store, name })) => {
+            let (store, kib) = (store.display(), needed_bytes.div_ceil(1024));
+            format!("draconis store disk {store} {name} {kib}K makes it long enough")
+        }
+        (OfflineError::ShortDisk { .. }, None) => {
+            "give the partition or the device more room first".to_owned()
+        }
+        (OfflineError::Volume(draconis_ext::Error::Io(why)), Some(StoreDiskName { store, .. }))
+            if disk_errno(why) == Errno::NOSPC =>
+        {
+            let store = store.display();
+            format!(
+                "delete something from the store or make it larger (draconis store grow {store} \
+                 SIZE), then run it again before the volume is used"
+            )
+        }
+        (OfflineError::Volume(draconis_ext::Error::Io(_)), _) => {
+            "run it again before the volume is used".to_owned()
         }
         _ => return anyhow::Error::from(error).context(shown.to_string()),
     };

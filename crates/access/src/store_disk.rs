@@ -266,6 +266,11 @@ impl OpenStoreDisk {
             .map_err(|error| with_context(&self.of.store, error))
     }
 
+    /// Returns the name of the disk.
+    pub fn name(&self) -> &StoreDiskName {
+        &self.of
+    }
+
     /// Sets the length of the disk. New bytes read as zeros.
     pub fn set_len(&self, len_bytes: u64) -> anyhow::Result<()> {
         let id = self.find_object()?;
