@@ -259,11 +259,8 @@ impl<T: AllocationTables> WritableImage<T> {
             for write in &group.writes {
                 let len = write.block.len() as u64;
                 let mut parts: Vec<WriteSlice> = vec![];
-                let mut done = 0;
-                while done < len {
-                    let at = write.at_bytes + done;
-                    let skip = at % self.unit_bytes;
-                    let here = (self.unit_bytes - skip).min(len - done);
+                for (at, here) in self.split_at_units(write.at_bytes, len) {
+                    let (skip, done) = (at % self.unit_bytes, at - write.at_bytes);
                     let place = match tables.writable_offset(&self.file, at)? {
                         Some(place) => place,
                         None => self.allocate_and_copy(tables, &mut out, at - skip)?,
@@ -272,7 +269,6 @@ impl<T: AllocationTables> WritableImage<T> {
                         Some((to, _, count)) if *to + *count == place + skip => *count += here,
                         _ => parts.push((place + skip, done, here)),
                     }
-                    done += here;
                 }
                 of_group.push(parts);
             }
@@ -280,6 +276,41 @@ impl<T: AllocationTables> WritableImage<T> {
         }
         tables.submit_tables(&mut out)?;
         Ok(plan)
+    }
+
+    /// Finds the file offsets of a range that becomes a hole. Units of which nothing remains get new
+    /// ones, which are zeros.
+    fn plan_hole(&self, state: &mut ImageState<T>, at: Extent) -> Result<Vec<Extent>, Error> {
+        let ImageState { tables, newest, .. } = state;
+        let mut out = MetadataWriter::new(&self.file, newest);
+        let mut places = vec![];
+        tables.begin_session(&mut out)?;
+        for (start, here) in self.split_at_units(at.start_bytes, at.len_bytes) {
+            let skip = start % self.unit_bytes;
+            let place = match tables.writable_offset(&self.file, start)? {
+                Some(place) => place,
+                None if here == self.unit_bytes => {
+                    let place = tables.allocate_unit(&mut out, start)?;
+                    tables.map_unit(&mut out, start, place)?;
+                    continue;
+                }
+                None => self.allocate_and_copy(tables, &mut out, start - skip)?,
+            };
+            places.push(Extent::new(place + skip, here));
+        }
+        tables.submit_tables(&mut out)?;
+        Ok(places)
+    }
+
+    /// Splits a range at the units; returns offsets and lengths.
+    fn split_at_units(&self, start: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
+        let (unit, mut done) = (self.unit_bytes, 0);
+        std::iter::from_fn(move || {
+            let at = start + done;
+            let here = (unit - at % unit).min(len - done);
+            done += here;
+            (here > 0).then_some((at, here))
+        })
     }
 
     /// Allocates a unit and copies its old contents.
@@ -466,24 +497,48 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
         let mut there = vec![];
         let sector = u64::from(self.properties.sector_bytes);
         for whole in extents.iter().filter_map(|extent| extent.inner_aligned_extent(sector)) {
-            let mut done = 0;
-            while done < whole.len_bytes {
-                let at = whole.start_bytes + done;
-                let skip = at % self.unit_bytes;
-                let here = (self.unit_bytes - skip).min(whole.len_bytes - done);
+            for (at, here) in self.split_at_units(whole.start_bytes, whole.len_bytes) {
                 // An error is no reason to fail: a discard is a hint.
                 if let Ok(Some(place)) = state.tables.writable_offset(&self.file, at) {
-                    there.push(Extent::new(place + skip, here));
+                    there.push(Extent::new(place + at % self.unit_bytes, here));
                 }
-                done += here;
             }
         }
         self.inner_disk().discard(&there, after)
     }
 
+    /// A unit that is not writable in place gets a new one, which is a hole of the file.
+    fn punch_hole(&self, at: Extent) -> Result<Option<Ticket>, DiskError> {
+        self.properties.check_range(at, at.len_bytes as usize)?;
+        if !self.properties.discards {
+            return Ok(None);
+        }
+        let mut state = self.lock();
+        if state.stopped {
+            return Err(DiskError::Stopped);
+        }
+        let places = match self.plan_hole(&mut state, at) {
+            Ok(places) => places,
+            Err(error) => {
+                state.stopped = true;
+                return Err(error.into_write_error());
+            }
+        };
+        for place in places {
+            match self.inner_disk().punch_hole(place)? {
+                Some(ticket) => state.newest = state.newest.max(ticket),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(state.newest))
+    }
+
     fn allocation_run(&self, at: Extent) -> Result<AllocationRun, DiskError> {
         self.properties.check_extents(&[at])?;
         let found = self.lock().tables.find(&self.file, at.start_bytes);
+        if let Ok((Location::File(from), run)) = found {
+            return self.inner_disk().allocation_run(Extent::new(from, run.min(at.len_bytes)));
+        }
         let run =
             found.and_then(|(place, run)| allocation_of(place, run, at, self.backing.as_ref()));
         run.map_err(|error| error.into_read_error(at))

@@ -409,6 +409,27 @@ pub trait Disk: Send + Sync {
         Ok(())
     }
 
+    /// Makes the whole sectors `at` read as zeros, and frees their space. Returns its ticket, of a
+    /// group that takes its turn after those submitted before; or `None`, and does nothing, if the
+    /// disk makes no holes: the caller then writes zeros.
+    ///
+    /// # Errors
+    /// As [`Disk::submit_chain`].
+    fn punch_hole(&self, at: Extent) -> Result<Option<Ticket>, Error> {
+        let _ = at;
+        Ok(None)
+    }
+
+    /// Makes all that reads see durable: submitted groups, the holes of discards, and what another
+    /// process has written to the same file before. Disks that have nothing but their own durable
+    /// groups need not implement it.
+    ///
+    /// # Errors
+    /// As [`Disk::wait_durable`].
+    fn wait_all_durable(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Returns the state of the start of `at`, and how far it extends, at most to the end of `at`.
     /// Sees the writes that reads see. A disk that does not know its holes says that all is stored.
     ///
@@ -497,18 +518,17 @@ impl Properties {
     }
 }
 
-/// Waits until a group is durable. While the store of the disk is unreachable, nothing has failed:
-/// the wait is repeated as long as `goes_on` returns true.
+/// Calls `wait`, such as [`Disk::wait_durable`], until something is durable. While the store of a
+/// disk is unreachable, nothing has failed: the call is repeated as long as `goes_on` returns true.
 ///
 /// # Errors
-/// As [`Disk::wait_durable`].
+/// That of the last call.
 pub fn wait_durable_while(
-    disk: &dyn Disk,
-    ticket: Ticket,
+    wait: impl Fn() -> Result<(), Error>,
     goes_on: impl Fn() -> bool,
 ) -> Result<(), Error> {
     loop {
-        match disk.wait_durable(ticket) {
+        match wait() {
             Err(Error::Unreachable(_)) if goes_on() => {}
             waited => return waited,
         }

@@ -68,6 +68,8 @@ pub struct FileDisk {
     file: Arc<RawFile>,
     properties: Properties,
     room_bytes: u64,
+    /// True if the file can have holes punched.
+    punches: bool,
     ahead: ReadAhead,
     writer: Option<Writer>,
 }
@@ -191,6 +193,12 @@ impl OpenedFile {
         self
     }
 
+    /// Returns the number of bytes after the last whole sector that are not part of the disk. Only a
+    /// file that is open for writing has any.
+    pub fn rest_bytes(&self) -> u64 {
+        if self.file.end_bytes.is_some() { 0 } else { self.len_bytes % u64::from(SECTOR_BYTES) }
+    }
+
     /// Returns the first bytes, fewer if the file is shorter. An unconfined process reads nothing
     /// else, and only compares them.
     ///
@@ -242,7 +250,9 @@ impl OpenedFile {
         let ahead = ReadAhead::start(file.clone(), options.uring);
         let writer = options.write.then(|| Writer::start(file.clone(), options.uring));
         let room_bytes = if file.can_grow { MAX_GROWING_FILE_BYTES } else { properties.len_bytes };
-        FileDisk { file, properties, room_bytes, ahead, writer }
+        // A device may have no zeros to give, and then takes them as a write.
+        let punches = discards && is_regular_file(&file.fd);
+        FileDisk { file, properties, room_bytes, punches, ahead, writer }
     }
 }
 
@@ -301,6 +311,18 @@ impl Disk for FileDisk {
             Some(writer) => writer.discard(extents, after, self.properties.discards),
             None => after.first().map_or(Ok(()), |&ticket| Err(Error::UnknownTicket(ticket))),
         }
+    }
+
+    fn punch_hole(&self, at: Extent) -> Result<Option<Ticket>, Error> {
+        self.disk_properties().check_range(at, at.len_bytes as usize)?;
+        match self.writer.as_ref().filter(|_| self.punches) {
+            Some(writer) => writer.punch_hole(at).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn wait_all_durable(&self) -> Result<(), Error> {
+        self.writer.as_ref().map_or(Ok(()), Writer::wait_all_durable)
     }
 
     fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {

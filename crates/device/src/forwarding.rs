@@ -112,6 +112,16 @@ pub trait ForwardingDisk: Send + Sync {
         self.inner_disk().discard(extents, after)
     }
 
+    /// As [`Disk::punch_hole`].
+    fn punch_hole(&self, at: Extent) -> Result<Option<Ticket>, Error> {
+        self.inner_disk().punch_hole(at)
+    }
+
+    /// As [`Disk::wait_all_durable`].
+    fn wait_all_durable(&self) -> Result<(), Error> {
+        self.inner_disk().wait_all_durable()
+    }
+
     /// As [`Disk::allocation_run`].
     fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {
         self.inner_disk().allocation_run(at)
@@ -192,6 +202,14 @@ impl<T: ForwardingDisk> Disk for T {
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         ForwardingDisk::discard(self, extents, after)
+    }
+
+    fn punch_hole(&self, at: Extent) -> Result<Option<Ticket>, Error> {
+        ForwardingDisk::punch_hole(self, at)
+    }
+
+    fn wait_all_durable(&self) -> Result<(), Error> {
+        ForwardingDisk::wait_all_durable(self)
     }
 
     fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {

@@ -57,6 +57,7 @@ mod readers;
 mod remote;
 pub mod sector_map;
 mod sub_disk;
+mod unflushed;
 mod uring;
 mod writer;
 
@@ -74,3 +75,4 @@ pub use pending::{DeferredAnswer, Pending, Promise, promise_pair};
 pub use random::Random;
 pub use remote::{BlockAllocator, CHAIN_BOUNDS, RemoteDisk, serve_remote_disk};
 pub use sub_disk::SubDisk;
+pub use unflushed::{UnflushedChanges, ZeroStep, ZeroedSpace};

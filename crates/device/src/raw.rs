@@ -283,7 +283,9 @@ impl RawFile {
 
     /// Punches a hole: returns the space of `extent` to the file system or device.
     pub(crate) fn punch(&self, extent: Extent) -> rustix::io::Result<()> {
-        rustix::fs::fallocate(&self.fd, PUNCH_HOLE_FLAGS, extent.start_bytes, extent.len_bytes)
+        rustix::io::retry_on_intr(|| {
+            rustix::fs::fallocate(&self.fd, PUNCH_HOLE_FLAGS, extent.start_bytes, extent.len_bytes)
+        })
     }
 
     /// Makes all writes durable.

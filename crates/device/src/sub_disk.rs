@@ -91,6 +91,12 @@ impl crate::ForwardingDisk for SubDisk {
         self.inner_disk().discard(&extents.iter().map(there).collect::<Vec<_>>(), after)
     }
 
+    fn punch_hole(&self, at: Extent) -> Result<Option<Ticket>, Error> {
+        Disk::properties(self).check_extents(&[at])?;
+        let there = Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
+        self.inner_disk().punch_hole(there)
+    }
+
     fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {
         Disk::properties(self).check_extents(&[at])?;
         let there = Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);

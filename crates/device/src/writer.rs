@@ -23,6 +23,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use draconis_types::Block;
+
 use crate::raw::{DISCARD_UNIT_BYTES, RawFile};
 use crate::uring::{WriteRing, discard_blocks};
 use crate::{ChainBounds, Error, Extent, Group, Refused, Ticket, Write};
@@ -105,6 +107,8 @@ enum WriterThreadState {
 #[derive(Debug)]
 struct QueuedGroup {
     group: Group,
+    /// Range to punch instead of the group's writes.
+    hole: Option<Extent>,
     bytes: u64,
     /// Newest ticket that it depends on: it is written after that is durable.
     follows: u64,
@@ -192,6 +196,38 @@ impl Writer {
             self.shared.wake_thread(&mut state);
         }
         Ok(())
+    }
+
+    /// Queues a hole as a group.
+    pub(crate) fn punch_hole(&self, extent: Extent) -> Result<Ticket, Error> {
+        let mut state = self.shared.lock();
+        while (state.is_full(0) || state.discarding.is_some()) && state.failed.is_none() {
+            state = self.shared.wait_for_change(state);
+        }
+        if state.failed.is_some() {
+            return Err(Error::Stopped);
+        }
+        state.issued += 1;
+        let hole = QueuedGroup { group: Group::default(), hole: Some(extent), bytes: 0, follows: 0 };
+        state.queue.push_back(hole);
+        let ticket = Ticket(state.issued);
+        self.shared.wake_thread(&mut state);
+        Ok(ticket)
+    }
+
+    /// Flushes once all issued tickets are written, whether or not they are durable by now: holes of
+    /// discards and writes of others have no ticket.
+    pub(crate) fn wait_all_durable(&self) -> Result<(), Error> {
+        let mut state = self.shared.lock();
+        let newest = Ticket(state.issued);
+        while !state.has_reached(newest, state.written)? {
+            state = self.shared.write_or_sleep(state);
+        }
+        while state.flushing || state.discarding.is_some() {
+            state = self.shared.wait_for_change(state);
+        }
+        let state = self.shared.flush(state);
+        state.failed.clone().map_or(Ok(()), Err)
     }
 
     pub(crate) fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
@@ -360,7 +396,7 @@ impl WriterShared {
         mut state: MutexGuard<'a, WriterState>,
     ) -> MutexGuard<'a, WriterState> {
         let durable = state.durable;
-        let Some(QueuedGroup { group, bytes, .. }) =
+        let Some(QueuedGroup { group, hole, bytes, .. }) =
             state.queue.pop_front_if(|next: &mut QueuedGroup| next.follows <= durable)
         else {
             // All earlier groups are written, so one flush is enough.
@@ -368,7 +404,7 @@ impl WriterShared {
         };
         state.writing = true;
         drop(state);
-        let written = self.write(&group);
+        let written = hole.map_or_else(|| self.write(&group), |hole| self.punch_or_write_zeros(hole));
         drop(group);
         let mut state = self.lock();
         state.writing = false;
@@ -379,6 +415,17 @@ impl WriterShared {
         }
         self.notify_waiters(&mut state);
         state
+    }
+
+    /// Punches a hole, or writes zeros if the file system cannot at the moment: it may need space.
+    fn punch_or_write_zeros(&self, hole: Extent) -> Result<(), Error> {
+        if self.file.punch(hole).is_ok() {
+            return Ok(());
+        }
+        (0..hole.len_bytes).step_by(MAX_RUN_BYTES as usize).try_for_each(|done| {
+            let block = Block::private((hole.len_bytes - done).min(MAX_RUN_BYTES) as usize);
+            self.file.write_run(&[&Write { at_bytes: hole.start_bytes + done, block }])
+        })
     }
 
     fn write(&self, group: &Group) -> Result<(), Error> {
@@ -424,7 +471,7 @@ impl WriterState {
             let bytes = group.writes.iter().map(|write| write.block.len() as u64).sum();
             self.issued += 1;
             self.queued_bytes += bytes;
-            self.queue.push_back(QueuedGroup { group, bytes, follows });
+            self.queue.push_back(QueuedGroup { group, hole: None, bytes, follows });
             tickets.push(Ticket(self.issued));
             follows = self.issued;
         }

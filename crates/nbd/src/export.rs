@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_device::{
-    AllocationRun, Disk, Error as DiskError, Extent, Group, Properties, Ticket, Urgency, Write,
-    wait_durable_while,
+    AllocationRun, Disk, Error as DiskError, Extent, Group, Properties, Ticket, UnflushedChanges,
+    Urgency, Write, ZeroStep, ZeroedSpace, wait_durable_while,
 };
 use draconis_types::{Block, ExportActivity, PrivateBuffer};
 use parking_lot::{Mutex, RwLock};
@@ -49,14 +49,11 @@ pub struct Export {
     clones: Option<Box<dyn CloneSource>>,
     /// True if only one connection ever uses the disk.
     is_clone: bool,
-    /// Newest ticket of all writes.
-    newest: Mutex<Option<Ticket>>,
+    unflushed: UnflushedChanges,
     /// Held alone by a write that reads a sector before it changes a part of it.
     sectors: RwLock<()>,
     /// Error of the write after which the disk takes no more.
     failure: Mutex<Option<ErrorCode>>,
-    /// True since the first TRIM: holes may not be durable from then on.
-    is_trimmed: AtomicBool,
     /// An export shares it with its clones.
     activity: Arc<Mutex<ExportActivity>>,
     /// True once no more requests are read. An export shares it with its clones.
@@ -73,10 +70,9 @@ impl Export {
             disk,
             clones: None,
             is_clone: false,
-            newest: Mutex::new(None),
+            unflushed: UnflushedChanges::default(),
             sectors: RwLock::new(()),
             failure: Mutex::new(None),
-            is_trimmed: AtomicBool::new(false),
             activity: Arc::default(),
             is_stopping: Arc::default(),
         }
@@ -168,8 +164,7 @@ impl Export {
     /// # Errors
     /// Error of the first failed write or flush.
     pub fn flush(&self) -> Result<(), DiskError> {
-        let newest = *self.newest.lock();
-        newest.map_or(Ok(()), |ticket| self.wait_durable(ticket))
+        self.unflushed.flush(&*self.disk, || !self.is_stopping())
     }
 
     /// [`Export::flush`], with the protocol's error.
@@ -188,7 +183,7 @@ impl Export {
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
-        wait_durable_while(&*self.disk, ticket, || !self.is_stopping())
+        wait_durable_while(|| self.disk.wait_durable(ticket), || !self.is_stopping())
     }
 
     /// Returns true if `len` bytes at `offset` are inside the export.
@@ -283,8 +278,7 @@ impl Export {
         }
         let _alone = self.sectors.write();
         // Submitted writes of the same sectors must be visible to the read.
-        let newest = *self.newest.lock();
-        self.wait_written(newest, false)?;
+        self.wait_written(self.unflushed.newest(), false)?;
         let (wide, skip) = self.widen_to_sectors(offset, piece.len());
         let mut bytes = self.read_sectors(wide)?;
         if let Some(room) = bytes.get_mut(skip..skip + piece.len()) {
@@ -297,62 +291,61 @@ impl Export {
         let group = Group { writes: vec![Write { at_bytes, block: bytes.into() }] };
         match self.disk.submit(group, &[]) {
             Ok(ticket) => {
-                let mut newest = self.newest.lock();
-                *newest = (*newest).max(Some(ticket));
+                self.unflushed.record(ticket);
                 Ok(ticket)
             }
             Err(refused) => Err(self.error_code(&refused.error)),
         }
     }
 
-    /// Makes a range read as zeros. What is a hole already stays one, unless `no_hole`. With `fast`,
-    /// refuses a range that is not all holes.
+    /// Makes a range read as zeros. With `fast`, refuses a range that is not all holes.
     pub(crate) fn write_zeroes(
         &self,
         offset: u64,
         len: u64,
-        no_hole: bool,
+        space: ZeroedSpace,
         fast: bool,
         fua: bool,
     ) -> Result<(), ErrorCode> {
-        // A hole that TRIM made may be gone after a power cut, so zeros are written there.
-        let keeps_holes = !no_hole && !self.is_trimmed.load(Ordering::SeqCst);
-        let hole_bytes = |at: u64, len: u64| match self.allocation_run(at, len) {
-            Ok(AllocationRun { is_hole: true, len_bytes }) if keeps_holes => len_bytes.min(len),
-            _ => 0,
-        };
         if fast {
             let mut done = 0;
             while done < len {
-                match hole_bytes(offset + done, len - done) {
-                    0 => return Err(ErrorCode::NotSup),
-                    bytes => done += bytes,
+                let run = self.allocation_run(offset + done, len - done)?;
+                if !run.is_hole || space == ZeroedSpace::Allocated {
+                    return Err(ErrorCode::NotSup);
                 }
+                done += run.len_bytes;
             }
         }
-        let (mut done, mut last) = (0, None);
+        let mut done = 0;
         while done < len {
-            let hole = hole_bytes(offset + done, len - done);
-            if hole > 0 {
-                done += hole;
-                continue;
-            }
             // Extended headers allow ranges that take hours.
             if self.is_stopping() {
                 return Err(ErrorCode::Shutdown);
             }
-            let Some((at, piece)) = split(offset + done, len - done).next() else { break };
-            last = Some(self.write_piece(at, PrivateBuffer::new(piece))?);
-            // At most one piece of zeros is in memory.
-            self.wait_written(last, false)?;
-            done += piece as u64;
+            let at = Extent::new(offset + done, len - done);
+            let whole = self.sectors.read();
+            let step = self.unflushed.zero_start(&*self.disk, at, space, PIECE_BYTES as u64);
+            drop(whole);
+            done += match step.map_err(|error| self.error_code(&error))? {
+                ZeroStep::Done(bytes) => bytes,
+                ZeroStep::Write(bytes) => {
+                    let piece = PrivateBuffer::new(bytes as usize);
+                    let ticket = self.write_piece(at.start_bytes, piece)?;
+                    // At most one piece of zeros is in memory.
+                    self.wait_written(Some(ticket), false)?;
+                    bytes
+                }
+            };
         }
-        self.wait_written(last, fua)
+        match fua {
+            true => self.flush_for_client(),
+            false => self.wait_written(self.unflushed.newest(), false),
+        }
     }
 
     /// Discards a range: reads may return old bytes or zeros until the next write.
     pub(crate) fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<(), ErrorCode> {
-        self.is_trimmed.store(true, Ordering::SeqCst);
         let discarded = self.disk.discard(&[Extent::new(offset, len)], &[]);
         discarded.map_err(|error| self.error_code(&error))?;
         self.wait_written(None, fua)

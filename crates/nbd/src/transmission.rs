@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
+use draconis_device::ZeroedSpace;
 use draconis_types::PrivateBuffer;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -482,8 +483,11 @@ fn carry_out(
         cmd::TRIM => export.trim(offset, len, fua)?,
         cmd::CACHE => export.cache(offset, len)?,
         cmd::WRITE_ZEROES => {
-            let (no_hole, fast) = (has_flag(cmd_flag::NO_HOLE), has_flag(cmd_flag::FAST_ZERO));
-            export.write_zeroes(offset, len, no_hole, fast, fua)?;
+            let space = match has_flag(cmd_flag::NO_HOLE) {
+                true => ZeroedSpace::Allocated,
+                false => ZeroedSpace::Freed,
+            };
+            export.write_zeroes(offset, len, space, has_flag(cmd_flag::FAST_ZERO), fua)?;
         }
         cmd::BLOCK_STATUS => {
             let runs = export.block_status(offset, len, has_flag(cmd_flag::REQ_ONE))?;

@@ -268,6 +268,25 @@ impl Disk for ObjectDisk {
         Ok(AllocationRun { len_bytes, is_hole })
     }
 
+    fn punch_hole(&self, at: Extent) -> std::result::Result<Option<DiskTicket>, DiskError> {
+        self.properties.check_range(at, crate::codec::to_usize_saturating(at.len_bytes))?;
+        if self.properties.read_only {
+            return Err(DiskError::ReadOnly);
+        }
+        let id = self.place.read();
+        let mut given = self.tickets.lock();
+        let mut group = Group::new();
+        group.punch_hole(*id, at.start_bytes, at.len_bytes);
+        let submitted = self.store.submit(group, &[]);
+        let ticket = submitted.map_err(|refused| to_disk_error("write", at, refused.error))?;
+        Ok(given.issue_tickets(1, ticket).pop())
+    }
+
+    fn wait_all_durable(&self) -> std::result::Result<(), DiskError> {
+        let whole = Extent::new(0, self.properties.len_bytes);
+        self.store.sync().map_err(|error| to_disk_error("flush", whole, error))
+    }
+
     fn reserve(&self, bytes: u64) -> std::result::Result<u64, DiskError> {
         if self.properties.read_only {
             return Err(DiskError::ReadOnly);

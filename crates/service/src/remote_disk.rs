@@ -346,6 +346,10 @@ impl draconis_device::ForwardingDisk for ErrorRecordingDisk {
         self.inner_disk().wait_visible(ticket).inspect_err(|error| self.record_error(error))
     }
 
+    fn punch_hole(&self, at: Extent) -> Result<Option<Ticket>, Error> {
+        self.inner_disk().punch_hole(at).inspect_err(|error| self.record_error(error))
+    }
+
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         self.inner_disk().wait_durable(ticket).inspect_err(|error| self.record_error(error))
     }

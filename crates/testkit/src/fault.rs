@@ -499,6 +499,11 @@ impl<D: Disk> draconis_device::ForwardingDisk for FaultDisk<D> {
         self.inner_disk().wait_durable(ticket)
     }
 
+    /// Every change is a group.
+    fn punch_hole(&self, _: Extent) -> Result<Option<Ticket>, Error> {
+        Ok(None)
+    }
+
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         // A broken disk neither writes nor discards.
         match &self.lock_write_state().broken {

@@ -123,6 +123,11 @@ impl<D: Disk> draconis_device::ForwardingDisk for RecordDisk<D> {
         Ok(())
     }
 
+    /// Every change is a group.
+    fn punch_hole(&self, _: Extent) -> Result<Option<Ticket>, Error> {
+        Ok(None)
+    }
+
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         // Held over both, so that the discard precedes the later groups that it spares.
         let mut events = self.lock();

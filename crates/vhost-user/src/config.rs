@@ -67,5 +67,7 @@ pub(crate) fn space(properties: &Properties, has_write_cache: bool) -> [u8; CONF
     put(44, &block_sectors.to_le_bytes());
     put(48, &MAX_ZERO_SECTORS.to_le_bytes());
     put(52, &MAX_RANGES.to_le_bytes());
+    // Zeros may free space.
+    put(56, &[u8::from(properties.discards)]);
     space
 }

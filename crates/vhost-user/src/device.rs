@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_device::{
-    AllocationRun, Disk, Error as DiskError, Extent, Group, Properties, Ticket, Write,
-    wait_durable_while,
+    Disk, Error as DiskError, Extent, Group, Properties, Ticket, UnflushedChanges, Write, ZeroStep,
+    ZeroedSpace,
 };
 use draconis_types::{Block, ExportActivity, PrivateBuffer};
 use parking_lot::{Mutex, RwLock};
@@ -24,8 +24,7 @@ pub struct Device {
     disk: Arc<dyn Disk>,
     properties: Properties,
     serial: [u8; ID_BYTES],
-    /// Newest ticket of all writes.
-    newest: Mutex<Option<Ticket>>,
+    unflushed: UnflushedChanges,
     /// Held alone by a write that reads a sector before it changes a part of it.
     sectors: RwLock<()>,
     /// True if a write is answered only once it is durable.
@@ -33,8 +32,6 @@ pub struct Device {
     /// Identity of a disk that exists only as long as this process.
     disk_id: Option<u64>,
     activity: Mutex<ExportActivity>,
-    /// True since the first discard: holes may not be durable from then on.
-    is_discarded: AtomicBool,
     /// True once requests may be left to a successor.
     is_stopping: AtomicBool,
 }
@@ -71,12 +68,11 @@ impl Device {
             properties: disk.properties(),
             disk,
             serial: bytes,
-            newest: Mutex::new(None),
+            unflushed: UnflushedChanges::default(),
             sectors: RwLock::new(()),
             has_durable_writes: false,
             disk_id: None,
             activity: Mutex::default(),
-            is_discarded: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
         }
     }
@@ -127,8 +123,7 @@ impl Device {
     /// # Errors
     /// Error of the first failed write or flush.
     pub fn flush(&self) -> Result<(), DiskError> {
-        let newest = *self.newest.lock();
-        newest.map_or(Ok(()), |ticket| self.wait_durable(ticket))
+        self.unflushed.flush(&*self.disk, || !self.is_stopping())
     }
 
     /// Ends the use of the device: a request that waits for an unreachable disk is left to a
@@ -139,10 +134,6 @@ impl Device {
 
     fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::Relaxed)
-    }
-
-    fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
-        wait_durable_while(&*self.disk, ticket, || !self.is_stopping())
     }
 
     /// Carries out a request, except for its status.
@@ -290,8 +281,7 @@ impl Device {
         }
         let _alone = self.sectors.write();
         // Submitted writes of the same sectors must be visible to the read.
-        let newest = *self.newest.lock();
-        self.wait_written(newest, false)?;
+        self.wait_written(self.unflushed.newest(), false)?;
         let (wide, skip) = self.widen_to_sectors(offset, len);
         let mut bytes = self.read_sectors(wide)?;
         piece.copy_out(0, bytes.get_mut(skip..skip + len as usize).unwrap_or_default());
@@ -302,8 +292,7 @@ impl Device {
         let group = Group { writes: vec![Write { at_bytes, block }] };
         match self.disk.submit(group, &[]) {
             Ok(ticket) => {
-                let mut newest = self.newest.lock();
-                *newest = (*newest).max(Some(ticket));
+                self.unflushed.record(ticket);
                 Ok(ticket)
             }
             Err(refused) => Err(self.failure(&refused.error)),
@@ -322,46 +311,36 @@ impl Device {
 
     fn discard(&self, ranges: &[DiskRange], is_write_through: bool) -> Result<(), Failure> {
         ranges.iter().try_for_each(|range| self.check_change(range.offset, range.len))?;
-        self.is_discarded.store(true, Ordering::SeqCst);
         let extents: Vec<_> =
             ranges.iter().map(|range| Extent::new(range.offset, range.len)).collect();
         self.disk.discard(&extents, &[]).map_err(|error| self.failure(&error))?;
         self.wait_written(None, is_write_through)
     }
 
-    /// Makes ranges read as zeros. What is a hole already stays one.
+    /// Makes ranges read as zeros.
     fn write_zeroes(&self, ranges: &[DiskRange], is_write_through: bool) -> Result<(), Failure> {
         ranges.iter().try_for_each(|range| self.check_change(range.offset, range.len))?;
-        let mut last = None;
-        for DiskRange { offset, len } in ranges {
+        for DiskRange { offset, len, unmap } in ranges {
+            let space = if *unmap { ZeroedSpace::Freed } else { ZeroedSpace::Kept };
             let mut done = 0;
             while done < *len {
-                let (at, left) = (offset + done, len - done);
-                let hole = self.hole_bytes(at, left);
-                if hole > 0 {
-                    done += hole;
-                    continue;
-                }
-                let piece = left.min(PIECE_BYTES);
-                last = Some(self.write_piece(at, Block::private(piece as usize))?);
-                // At most one piece of zeros is in memory.
-                self.wait_written(last, false)?;
-                done += piece;
+                let at = Extent::new(offset + done, len - done);
+                let whole = self.sectors.read();
+                let step = self.unflushed.zero_start(&*self.disk, at, space, PIECE_BYTES);
+                drop(whole);
+                done += match step.map_err(|error| self.failure(&error))? {
+                    ZeroStep::Done(bytes) => bytes,
+                    ZeroStep::Write(bytes) => {
+                        let piece = Block::private(bytes as usize);
+                        let ticket = self.write_piece(at.start_bytes, piece)?;
+                        // At most one piece of zeros is in memory.
+                        self.wait_written(Some(ticket), false)?;
+                        bytes
+                    }
+                };
             }
         }
-        self.wait_written(last, is_write_through)
-    }
-
-    /// Returns the length of the hole at the start of a range, in bytes.
-    fn hole_bytes(&self, at: u64, len: u64) -> u64 {
-        // A hole that a discard made may be gone after a power cut, so zeros are written there.
-        if self.is_discarded.load(Ordering::SeqCst) {
-            return 0;
-        }
-        match self.disk.allocation_run(Extent::new(at, len)) {
-            Ok(AllocationRun { is_hole: true, len_bytes }) => len_bytes.min(len),
-            _ => 0,
-        }
+        self.wait_written(self.unflushed.newest(), is_write_through)
     }
 
     fn failure(&self, error: &DiskError) -> Failure {

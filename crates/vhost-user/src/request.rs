@@ -35,6 +35,8 @@ pub(crate) enum Status {
 pub(crate) struct DiskRange {
     pub(crate) offset: u64,
     pub(crate) len: u64,
+    /// True if zeroing may free the space.
+    pub(crate) unmap: bool,
 }
 
 #[derive(PartialEq, Eq, Debug)]
@@ -145,12 +147,13 @@ fn parse_ranges(
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *chunk;
         let sector = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         let sectors = u32::from_le_bytes([i, j, k, l]);
-        if u32::from_le_bytes([m, n, o, p]) & !known_flags != 0 {
+        let flags = u32::from_le_bytes([m, n, o, p]);
+        if flags & !known_flags != 0 {
             return Err(Status::Unsupported);
         }
         let offset = sector.checked_mul(SECTOR_BYTES).filter(|_| sectors <= max_sectors);
         let len = u64::from(sectors) * SECTOR_BYTES;
-        Ok(DiskRange { offset: offset.ok_or(Status::IoError)?, len })
+        Ok(DiskRange { offset: offset.ok_or(Status::IoError)?, len, unmap: flags & UNMAP != 0 })
     });
     Ok(ranges.collect())
 }

@@ -15,6 +15,7 @@ use draconis_device::{Disk, SubDisk, find_partition};
 use super::clones::{CloneUse, Clones};
 use crate::image::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk, parse_disk_name};
 use crate::image::{self, BackingFiles, UnreadFile, UnreadImage, VolumeArgs};
+use crate::report;
 
 /// Images that are open and locked, but not yet read.
 pub struct UnreadSources {
@@ -167,6 +168,11 @@ impl UnreadSources {
         let images = self.images.into_iter().map(|(image, source)| {
             let mut clones = None;
             let is_in_store = matches!(source, UnreadSource::InStore(..));
+            let rest_bytes = match &source {
+                UnreadSource::Raw(UnreadImage::File(file))
+                | UnreadSource::Writable(UnreadImage::File(file), _) => file.rest_bytes(),
+                _ => 0,
+            };
             let opened = match source {
                 UnreadSource::InStore(store, mut name) => {
                     let store = stores.get(store).context("a store that was opened")?;
@@ -199,6 +205,13 @@ impl UnreadSources {
                 }
             };
             let OpenedImage { disk, session, format } = opened;
+            if rest_bytes > 0 && format.is_none() && place.partition.is_none() {
+                report::print_notes(&[format!(
+                    "{}: its last {rest_bytes} bytes are not exported: a disk has whole sectors of \
+                     512 bytes; truncate(1) makes the file longer",
+                    image.display()
+                )]);
+            }
             let survives_death = !is_in_store && format.is_none() && session.is_none();
             let disk = select(disk, &place).with_context(|| image.display().to_string())?;
             Ok(Source { image, disk, session, survives_death, clones })
