@@ -20,7 +20,7 @@ use draconis_device::Disk;
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume};
 use draconis_types::{AttributeChange, FileType, Time};
 
-use crate::image::{self, BackingFiles, UnreadImage, VolumeArgs, resolve_target};
+use crate::image::{self, BackingFiles, UnreadImage, WriteArgs, resolve_target};
 use crate::report;
 use crate::target::ImagePath;
 use crate::text::escape_control_chars;
@@ -91,7 +91,7 @@ pub fn now_or_source_date() -> anyhow::Result<Time> {
 /// if `work` fails.
 pub fn edit_volume<T>(
     image: &Path,
-    place: &VolumeArgs,
+    place: &WriteArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let opened = (image::open_writable(image)?, BackingFiles::open(image, &place.backing)?);
@@ -103,7 +103,7 @@ pub fn edit_volume<T>(
 pub fn edit_open_image<T>(
     (opened, behind): (UnreadImage, BackingFiles),
     image: &Path,
-    place: &VolumeArgs,
+    place: &WriteArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     edit_disk((opened.into_disk()?, behind.start_disks()), image, place, work)
@@ -113,7 +113,7 @@ pub fn edit_open_image<T>(
 pub fn edit_disk<T>(
     (disk, behind): (Arc<dyn Disk>, Vec<Arc<dyn Disk>>),
     image: &Path,
-    place: &VolumeArgs,
+    place: &WriteArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let shown = image.display();
@@ -148,7 +148,7 @@ pub fn single_image(targets: &[ImagePath]) -> anyhow::Result<&Path> {
 
 /// Calls `work` for each target in one session; reports failures and continues.
 pub fn for_each_target(
-    place: &VolumeArgs,
+    place: &WriteArgs,
     targets: &[ImagePath],
     mut work: impl FnMut(&Volume, &ImagePath) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {

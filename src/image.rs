@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use draconis_access::compressed::{CompressedImage, detect};
 use draconis_access::destination::{ReadSources, refuse_output};
 use draconis_access::host_file::{check_file_type, open_error, open_file};
@@ -65,11 +65,61 @@ pub struct ReadArgs {
     pub deleted: bool,
 }
 
+/// What is written only if it is named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Force {
+    /// A member of a RAID, which a change splits from the others.
+    RaidMember,
+}
+
+/// Parses `--force[=KIND]` of a command that has a meaning for `--force` alone: `None`.
+pub fn parse_force(text: &str) -> Result<Option<Force>, String> {
+    if text.is_empty() { Ok(None) } else { Force::from_str(text, false).map(Some) }
+}
+
+/// Where in an image the volume to write is.
+#[derive(Debug, Clone, Default, Args)]
+pub struct WriteArgs {
+    #[command(flatten)]
+    pub volume: VolumeArgs,
+    /// Write also to what is otherwise refused: a member of a RAID, which this splits from the
+    /// others.
+    #[arg(long, value_name = "KIND", value_enum)]
+    pub force: Option<Force>,
+}
+
+impl std::ops::Deref for WriteArgs {
+    type Target = VolumeArgs;
+
+    fn deref(&self) -> &VolumeArgs {
+        &self.volume
+    }
+}
+
+impl WriteArgs {
+    /// As [`VolumeArgs::to_location`], with what may be written.
+    pub fn to_location(&self) -> draconis_access::VolumeLocation {
+        let force_raid_member = self.force == Some(Force::RaidMember);
+        draconis_access::VolumeLocation { force_raid_member, ..self.volume.to_location() }
+    }
+
+    /// Returns the location as mount options.
+    pub fn options(&self) -> MountOptions {
+        self.to_location().options()
+    }
+}
+
 impl VolumeArgs {
     /// Returns the location as the library's type.
     pub fn to_location(&self) -> draconis_access::VolumeLocation {
         let Self { offset, partition, backing, deleted } = self.clone();
-        draconis_access::VolumeLocation { offset_bytes: offset, partition, backing, deleted }
+        draconis_access::VolumeLocation {
+            offset_bytes: offset,
+            partition,
+            backing,
+            deleted,
+            force_raid_member: false,
+        }
     }
 
     /// Returns the location as mount options.

@@ -7,7 +7,7 @@ use draconis_ext::{Follow, Inode, Volume};
 use draconis_types::{AttributeChange, FileType};
 
 use crate::edit::{self, NewFileOwner};
-use crate::image::VolumeArgs;
+use crate::image::WriteArgs;
 use crate::modes::ModeChange;
 use crate::target::ImagePath;
 
@@ -16,7 +16,7 @@ use crate::target::ImagePath;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Change directories recursively.
     #[arg(short = 'R', long)]
     recursive: bool,

@@ -7,7 +7,7 @@ use draconis_ext::{Follow, Inode, Volume};
 use draconis_types::{AttributeChange, FileType};
 
 use crate::edit;
-use crate::image::VolumeArgs;
+use crate::image::WriteArgs;
 use crate::target::ImagePath;
 
 /// Change file owners in a volume.
@@ -19,7 +19,7 @@ pub struct Arguments {
     help: Option<bool>,
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Change directories recursively without following symbolic links.
     #[arg(short = 'R', long)]
     recursive: bool,

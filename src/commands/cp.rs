@@ -15,7 +15,7 @@ use draconis_types::FileType;
 use crate::bucket;
 use crate::edit::{self, NewFileOwner};
 use crate::image::store_disk::StoreDiskName;
-use crate::image::{self, BackingFiles, VolumeArgs, resolve_target};
+use crate::image::{self, BackingFiles, WriteArgs, resolve_target};
 use crate::import_tree::TreeImport;
 use crate::progress::ProgressMode;
 use crate::target::ImagePath;
@@ -26,7 +26,7 @@ use scan::{PreserveAttributes, scan_copy_source};
 pub struct Arguments {
     /// Where the volumes are.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Copy directories recursively; copy symbolic links as links.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,

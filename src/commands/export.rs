@@ -43,7 +43,7 @@ use self::socket::{ListenAddress, Listener, Socket, SocketHalf};
 use self::source::{CloneNames, ImageFormat, Source, UnreadSources};
 use self::status::StatusServer;
 use self::tls::ServerConfig;
-use crate::image::{self, VolumeArgs};
+use crate::image::{self, WriteArgs};
 use crate::report;
 use crate::text::{escape_control_chars, format_bytes};
 
@@ -121,7 +121,7 @@ pub struct Arguments {
     json: bool,
     /// Where the disk is in IMAGE.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Images: files, block devices, STORE#NAME, or STORE#NAME@SNAPSHOT.
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<PathBuf>,

@@ -9,7 +9,7 @@ use draconis_access::resize::{GrowJob, ResizeRequest, ResizeTarget};
 
 use super::shrink::{parse_length, print_new_size};
 use crate::edit;
-use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::image::{self, BackingFiles, WriteArgs};
 use crate::progress::{ByteProgress, ProgressMode};
 
 /// Enlarge a volume.
@@ -20,7 +20,7 @@ use crate::progress::{ByteProgress, ProgressMode};
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,

@@ -10,7 +10,7 @@ use draconis_ext::{Follow, InodeNumber, NewNode, Volume};
 use draconis_types::FileType;
 
 use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
-use crate::image::{VolumeArgs, resolve_target};
+use crate::image::{Force, VolumeArgs, WriteArgs, parse_force, resolve_target};
 use crate::target::ImagePath;
 
 /// Create hard or symbolic links in a volume.
@@ -22,9 +22,11 @@ pub struct Arguments {
     /// Create a symbolic link to TARGET, stored unchanged.
     #[arg(short, long)]
     symbolic: bool,
-    /// Replace an existing file.
-    #[arg(short, long)]
-    force: bool,
+    /// Replace an existing file. With raid-member, write also to a member of a RAID, which this splits from the
+    /// others.
+    #[arg(short, long, value_name = "KIND", num_args = 0..=1, require_equals = true,
+        default_missing_value = "", value_parser = parse_force)]
+    force: Vec<Option<Force>>,
     /// Treat LINK as a file, not as a directory.
     #[arg(short = 'T', long)]
     no_target_directory: bool,
@@ -52,16 +54,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         true => target.as_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default(),
         false => existing.file_name(),
     };
-    edit::edit_volume(&link.image, &arguments.place, |volume| {
+    let is_forced = force.contains(&None);
+    let force = force.iter().flatten().copied().next();
+    let place = WriteArgs { volume: arguments.place.clone(), force };
+    edit::edit_volume(&link.image, &place, |volume| {
         let entry = edit::resolve_destination(volume, link, !arguments.no_target_directory, own)?;
         ensure!(!entry.name.is_empty(), "{link}: the link needs a name");
         let found =
             if *symbolic { None } else { Some(resolve_target(volume, &existing, Follow::No)?) };
-        if *force {
+        if is_forced {
             remove_existing(volume, &entry, link, found)?;
         }
         let done = match found {
-            Some(found) if entry.lookup(volume)?.is_some_and(|it| it.number == found) && *force => {
+            Some(found) if entry.lookup(volume)?.is_some_and(|it| it.number == found) && is_forced => {
                 Ok(())
             }
             Some(found) => volume.link(found, entry.dir, &entry.name),

@@ -8,7 +8,7 @@ use draconis_ext::{Error, Follow, InodeNumber, Volume};
 use draconis_types::FileType;
 
 use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
-use crate::image::VolumeArgs;
+use crate::image::WriteArgs;
 use crate::modes::ModeChange;
 use crate::target::ImagePath;
 
@@ -17,7 +17,7 @@ use crate::target::ImagePath;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Create parent directories as needed; ignore existing directories.
     #[arg(short, long)]
     parents: bool,

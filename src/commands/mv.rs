@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_ext::{Error, RenameMode};
 
 use crate::edit::{self, TargetName};
-use crate::image::VolumeArgs;
+use crate::image::WriteArgs;
 use crate::target::ImagePath;
 
 /// Move or rename files in a volume.
@@ -15,7 +15,7 @@ use crate::target::ImagePath;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Do not overwrite existing files.
     #[arg(short, long)]
     no_clobber: bool,

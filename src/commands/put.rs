@@ -12,7 +12,7 @@ use draconis_ext::{Error, Follow, InodeNumber, Volume};
 use draconis_types::FileType;
 
 use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
-use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::image::{self, BackingFiles, WriteArgs};
 use crate::import_tree::{ImportOptions, import_tree, timestamp_policy};
 use crate::progress::{ByteProgress, ProgressMode};
 use crate::target::ImagePath;
@@ -24,7 +24,7 @@ use crate::target::ImagePath;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Copy directories recursively; copy symbolic links as links.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,

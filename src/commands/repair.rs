@@ -20,7 +20,7 @@ use draconis_service::volume::locate_for_writing;
 use serde::Serialize;
 
 use crate::edit;
-use crate::image::{self, BackingFiles, SuperblockArgs, VolumeArgs};
+use crate::image::{self, BackingFiles, SuperblockArgs, WriteArgs};
 use crate::progress::{CheckProgress, ProgressMode};
 use crate::report;
 use crate::text::{EscapingOutput, escape_control_chars};
@@ -43,7 +43,7 @@ const EXIT_OPERATIONAL_ERROR: u8 = 8;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Which superblock to use.
     #[command(flatten)]
     superblock: SuperblockArgs,

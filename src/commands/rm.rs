@@ -8,7 +8,7 @@ use draconis_ext::{Error, Follow, InodeNumber, Volume};
 use draconis_types::FileType;
 
 use crate::edit::{self, TargetName};
-use crate::image::{self, VolumeArgs};
+use crate::image::{self, Force, VolumeArgs, WriteArgs, parse_force};
 use crate::target::ImagePath;
 
 /// Remove files or directories from a volume.
@@ -20,18 +20,23 @@ pub struct Arguments {
     /// Remove directories and their contents recursively.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// Ignore missing files.
-    #[arg(short, long)]
-    force: bool,
+    /// Ignore missing files. With raid-member, write also to a member of a RAID, which this splits from the
+    /// others.
+    #[arg(short, long, value_name = "KIND", num_args = 0..=1, require_equals = true,
+        default_missing_value = "", value_parser = parse_force)]
+    force: Vec<Option<Force>>,
     /// Files or directories to remove.
     #[arg(value_name = "IMAGE:/path", required = true)]
     targets: Vec<ImagePath>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    edit::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+    let is_forced = arguments.force.contains(&None);
+    let force = arguments.force.iter().flatten().copied().next();
+    let place = WriteArgs { volume: arguments.place.clone(), force };
+    edit::for_each_target(&place, &arguments.targets, |volume, target| {
         match volume.resolve(volume.root(), &target.path, Follow::No) {
-            Err(Error::NotFound | Error::NotADirectory) if arguments.force => return Ok(()),
+            Err(Error::NotFound | Error::NotADirectory) if is_forced => return Ok(()),
             Err(error) => return Err(edit::with_context(target, error)),
             Ok(_) => {}
         }

@@ -10,14 +10,14 @@ use clap::Args;
 use draconis_service::volume::locate_for_writing;
 
 use crate::edit;
-use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::image::{self, BackingFiles, WriteArgs};
 
 /// Set the label of a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Image: file, block device or STORE#NAME.
     image: PathBuf,
     /// New label, at most 16 bytes; empty removes the label.

@@ -9,7 +9,7 @@ use clap::Args;
 use draconis_access::resize::{ResizeOutcome, ResizeRequest, ResizeTarget, ShrinkJob};
 
 use super::format;
-use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::image::{self, BackingFiles, WriteArgs};
 use crate::progress::{ByteProgress, ProgressMode};
 use crate::{edit, report, text};
 
@@ -24,7 +24,7 @@ use crate::{edit, report, text};
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,

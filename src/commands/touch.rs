@@ -6,7 +6,7 @@ use clap::Args;
 use draconis_types::{AttributeChange, SetTime, Time};
 
 use crate::edit::{self, NewFileOwner};
-use crate::image::VolumeArgs;
+use crate::image::WriteArgs;
 use crate::target::ImagePath;
 use crate::text;
 
@@ -15,7 +15,7 @@ use crate::text;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Change only the access time.
     #[arg(short)]
     access: bool,

@@ -8,7 +8,7 @@ use draconis_ext::Error;
 use draconis_types::{AttributeChange, FileType};
 
 use crate::edit::{self, NewFileOwner};
-use crate::image::VolumeArgs;
+use crate::image::WriteArgs;
 use crate::target::ImagePath;
 
 /// Shrink or extend files in a volume, creating missing files.
@@ -16,7 +16,7 @@ use crate::target::ImagePath;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// New size, or a change: 64K, +1M, -100.
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     size: NewSize,

@@ -24,7 +24,7 @@ use draconis_service::volume::locate_for_writing;
 use draconis_types::Time;
 
 use crate::edit;
-use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::image::{self, BackingFiles, WriteArgs};
 use crate::text::{EscapingOutput, TimeFormatter};
 use listing::UserGroupNames;
 
@@ -45,7 +45,7 @@ enum ErrorBehaviour {
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Print the superblock in the format of tune2fs -l.
     #[arg(short = 'l')]
     list: bool,

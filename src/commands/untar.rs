@@ -11,7 +11,7 @@ use draconis_types::FileType;
 
 use crate::archive_args::ArchiveArgs;
 use crate::edit::{self, OwnerArg};
-use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::image::{self, BackingFiles, WriteArgs};
 use crate::import_tree::{ImportOptions, import_tree, timestamp_policy};
 use crate::progress::ProgressMode;
 use crate::target::ImagePath;
@@ -21,7 +21,7 @@ use crate::target::ImagePath;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: VolumeArgs,
+    place: WriteArgs,
     /// Tar archive (plain, gzip, zstd or xz) or container image, as for format --from (default:
     /// standard input). Repeatable: later archives and images override earlier ones.
     #[arg(short, long, value_name = "TAR|IMAGE")]

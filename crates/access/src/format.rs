@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use draconis_container::create::{DryRunDisk, NewFormat, NewImageDisk};
-use draconis_container::signature::{DetectedContent, EXT_KIND};
+use draconis_container::signature::{DetectedContent, EXT_KIND, RAID_CONTENT, find_raid_member};
 use draconis_container::{Format, fixed_vhd_len, open_for_writing};
 use draconis_device::{
     Disk, Extent, FileDisk, FileOptions, Partition, SubDisk, find_partition, read_partitions,
@@ -76,11 +76,12 @@ impl PartitionTarget {
         let disk = opened.disk;
         if let Some(number) = at.partition {
             let extent = find_partition(&*disk, number).with_context(shown)?;
+            let whole_disk = disk.clone();
             let disk = Arc::new(SubDisk::new(disk, extent).with_context(shown)?);
             return Ok(Self {
                 disk,
                 shown: format!("{}, partition {number}", shown()),
-                around: None,
+                around: find_raid_member(&*whole_disk).map(|_| RAID_CONTENT),
             });
         }
         let start = at.offset_bytes.unwrap_or(0);

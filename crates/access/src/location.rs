@@ -20,6 +20,8 @@ pub struct VolumeLocation {
     /// True for the deleted files of the volume, which are only read. `IMAGE@deleted` means the
     /// same.
     pub deleted: bool,
+    /// True to write also to a member of a RAID, which splits it from the others.
+    pub force_raid_member: bool,
 }
 
 /// Suffix of an image's name for its deleted files.
@@ -51,6 +53,7 @@ impl VolumeLocation {
             offset_bytes: self.offset_bytes,
             partition: self.partition,
             deleted: self.deleted,
+            force_raid_member: self.force_raid_member,
             read_only: self.deleted,
             ..MountOptions::default()
         }

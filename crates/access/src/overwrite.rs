@@ -27,6 +27,7 @@ const SIGNATURE_ALIASES: &[(&str, &str)] = &[
     ("iso", "iso9660"),
     ("lvm2", "lvm"),
     ("raid", "md"),
+    ("raid-member", "md"),
     ("jbd", "journal"),
     ("gz", "gzip"),
 ];

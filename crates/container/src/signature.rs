@@ -1,7 +1,9 @@
 //! Contents of an image, detected by the signatures of file systems and other formats.
 
-use draconis_device::{Disk, Extent};
+use draconis_device::{Disk, Extent, Partition, read_partitions};
 use draconis_types::Block;
+
+use crate::image_file::{be32, le32, le64};
 
 /// Number of bytes at the start that hold signatures.
 pub const HEAD_BYTES: usize = 68 << 10;
@@ -39,6 +41,9 @@ const LVM_REMEDY: &str = "vgchange -ay shows what is in it as devices";
 const RAID_REMEDY: &str = "mdadm --assemble puts it together";
 const COMPRESSED_PREFIX: &str = "something compressed with ";
 
+/// First bytes of an md superblock, in big-endian order; those of 0.90 are in the order of the host.
+const MD_MAGIC_ON_DISK: u32 = 0xFC4E_2BA9;
+
 /// Description of a disk with partitions; a boot sector looks the same.
 pub const PARTITIONS_DESCRIPTION: &str = "a partition table or boot sector";
 const PARTITION_REMEDY: &str = "--partition N takes one";
@@ -46,6 +51,10 @@ const PARTITION_REMEDY: &str = "--partition N takes one";
 pub const EXT_KIND: &str = "ext";
 /// Kind of a store.
 pub const STORE_KIND: &str = "store";
+
+/// Member of a RAID.
+pub const RAID_CONTENT: DetectedContent =
+    DetectedContent { kind: "md", what: "a part of a RAID (md)", help: RAID_REMEDY };
 
 /// External journal of an ext volume.
 const JOURNAL_CONTENT: DetectedContent = DetectedContent {
@@ -247,6 +256,10 @@ pub fn detect_overwritten(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     if found.is_none_or(|found| found.kind != EXT_KIND) {
         return found;
     }
+    // The volume is that of the array.
+    if let Some(raid) = detect_tail(tail).filter(|it| *it == RAID_CONTENT) {
+        return Some(raid);
+    }
     if has_partitions(head) {
         return Some(DetectedContent {
             kind: "mbr",
@@ -274,7 +287,6 @@ fn has_partitions(head: &[u8]) -> bool {
 
 /// Detects contents with a signature at the end of a device.
 fn detect_tail(tail: &[u8]) -> Option<DetectedContent> {
-    const MD_MAGIC: &[u8] = &[0xFC, 0x4E, 0x2B, 0xA9];
     let is = |from_end: usize, bytes: &[u8]| {
         let at = tail.len().checked_sub(from_end);
         at.and_then(|at| tail.get(at..at + bytes.len())) == Some(bytes)
@@ -287,13 +299,65 @@ fn detect_tail(tail: &[u8]) -> Option<DetectedContent> {
         });
     }
     // Superblocks 0.90 and 1.0: in the last 64 to 128, and 8 to 12 KiB.
-    let old = (64..=128).step_by(4).any(|kib| is(kib << 10, MD_MAGIC));
-    let new = (16..24).any(|sectors| is(sectors * 512, MD_MAGIC));
-    (old || new).then_some(DetectedContent {
-        kind: "md",
-        what: "a part of a RAID (md)",
-        help: RAID_REMEDY,
-    })
+    let magic = &MD_MAGIC_ON_DISK.to_be_bytes();
+    let old = (64..=128).step_by(4).any(|kib| is(kib << 10, magic));
+    let new = (16..24).any(|sectors| is(sectors * 512, magic));
+    (old || new).then_some(RAID_CONTENT)
+}
+
+/// Member of an md array whose superblock is at the end, so that the array's contents are at the
+/// start: a volume in it looks like one of its own.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "it is a member of a RAID (md {version}, UUID {uuid}), and a change of it alone splits the \
+     array; mdadm --assemble makes the array a device, and --force=raid-member, at a mount \
+     -o force=raid-member, changes the member nevertheless"
+)]
+pub struct RaidMember {
+    /// Version of the superblock.
+    pub version: &'static str,
+    /// UUID of the array, as mdadm shows it.
+    pub uuid: String,
+}
+
+/// Refuses to write to a member of an array: to `part`, or to the disk `whole` that it is in.
+///
+/// # Errors
+/// The member.
+pub fn refuse_raid_member(whole: &dyn Disk, part: &dyn Disk) -> Result<(), RaidMember> {
+    [whole, part].into_iter().find_map(find_raid_member).map_or(Ok(()), Err)
+}
+
+/// Finds an md superblock of version 1.0 or 0.90 at the end of a disk.
+pub fn find_raid_member(disk: &dyn Disk) -> Option<RaidMember> {
+    const OLD_UNIT_BYTES: u64 = 64 << 10;
+    let sectors = disk.properties().len_bytes / 512;
+    let format_uuid = |words: [u32; 4]| words.map(|word| format!("{word:08x}")).join(":");
+    let read = |at: u64| {
+        let read = disk.read_now(Extent::new(at, 4096), Block::private(4096)).ok()?;
+        let bytes = read.into_private();
+        let is_little = be32(&bytes, 0) == MD_MAGIC_ON_DISK;
+        (is_little || le32(&bytes, 0) == MD_MAGIC_ON_DISK).then_some((bytes, is_little))
+    };
+    if let Some(at) = sectors.checked_sub(16).map(|sector| sector & !7)
+        && let Some((bytes, true)) = read(at * 512)
+        && (le32(&bytes, 4), le64(&bytes, 144)) == (1, at)
+    {
+        let uuid = format_uuid([16, 20, 24, 28].map(|at| be32(&bytes, at)));
+        return Some(RaidMember { version: "1.0", uuid });
+    }
+    let units = sectors * 512 / OLD_UNIT_BYTES;
+    let at = units.checked_sub(1)? * OLD_UNIT_BYTES;
+    let (bytes, is_little) = read(at)?;
+    let word = |nth: usize| if is_little { le32(&bytes, nth * 4) } else { be32(&bytes, nth * 4) };
+    let is_old = (word(1), word(2) >= 90) == (0, true);
+    // The superblock does not say where it is: it may be that of the last partition.
+    let has_superblock = |part: &Partition| {
+        (part.extent.start_bytes..part.extent.start_bytes + part.extent.len_bytes).contains(&at)
+    };
+    let is_in_partition = || read_partitions(disk).is_ok_and(|all| all.iter().any(has_superblock));
+    (is_old && !is_in_partition())
+        .then(|| RaidMember { version: "0.90", uuid: format_uuid([5, 13, 14, 15].map(word)) })
 }
 
 /// Detects the contents of a disk.
@@ -337,7 +401,10 @@ mod tests {
         assert_eq!(detect_overwritten(&[0; HEAD_BYTES], &tail), None);
         let len = tail.len();
         tail[len - 8192..][..4].copy_from_slice(&[0xFC, 0x4E, 0x2B, 0xA9]);
-        assert_eq!(detect_overwritten(&[0; HEAD_BYTES], &tail).unwrap().kind, "md");
+        let mut head = [0; HEAD_BYTES];
+        assert_eq!(detect_overwritten(&head, &tail).unwrap().kind, "md");
+        head[1080..1082].copy_from_slice(&[0x53, 0xEF]);
+        assert_eq!(detect_overwritten(&head, &tail).unwrap().kind, "md");
         tail[len - 512..][..8].copy_from_slice(b"EFI PART");
         assert_eq!(detect_overwritten(&[0; HEAD_BYTES], &tail).unwrap().kind, "gpt");
     }

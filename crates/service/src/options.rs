@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use draconis_types::AccessTimes;
 use serde::{Deserialize, Serialize};
 
+/// What `force=` names to have a member of a RAID written.
+pub const FORCE_RAID_MEMBER: &str = "raid-member";
+
 /// Whether a mount uses FUSE over io_uring. Only one without restart can: the kernel loses the
 /// requests of a server that dies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +52,9 @@ pub struct MountOptions {
     /// Mount the deleted files of the volume; implies `read_only`.
     #[serde(default)]
     pub deleted: bool,
+    /// Write also to a member of a RAID.
+    #[serde(default)]
+    pub force_raid_member: bool,
     /// Honour device nodes (root only).
     pub dev: bool,
     /// Honour setuid bits (root only).
@@ -137,6 +143,7 @@ impl Default for MountOptions {
             backing: vec![],
             parts: vec![],
             deleted: false,
+            force_raid_member: false,
             dev: false,
             suid: false,
             no_exec: false,
@@ -415,6 +422,8 @@ impl MountOptions {
             "offset" => self.offset_bytes = Some(parse_size_option("offset", value)?),
             "partition" => self.partition = Some(parse_number_option("partition", value)?),
             "deleted" => self.deleted = true,
+            "force" if value == FORCE_RAID_MEMBER => self.force_raid_member = true,
+            "force" => return Err(invalid_value("force", FORCE_RAID_MEMBER, value)),
             "follow" => {
                 let why = "a mount does not follow the writer of a disk; mount a later snapshot of \
                            it (draconis store snapshot)";
@@ -640,6 +649,7 @@ mod tests {
         assert!(said("errors=panic").contains("use errors=remount-ro"));
         assert!(said("data=journal").contains("do not go through the journal; data=ordered"));
         assert!(said("data=all").contains("needs ordered or writeback"));
+        assert!(said("force").contains("'force' needs raid-member"));
         assert!(said("errors=ignore").contains("needs remount-ro or continue"));
         assert!(said("resuid=1000").contains("tune2fs"));
         assert!(said("sb=8193").contains("e2fsck -b"));

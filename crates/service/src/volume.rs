@@ -18,7 +18,10 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use draconis_container::{Format, SessionDisk, signature::DetectedContent};
+use draconis_container::{
+    Format, SessionDisk,
+    signature::{DetectedContent, RaidMember},
+};
 use draconis_device::{Atomic, Disk, PartitionError, Properties};
 use draconis_exchange::channel::Server;
 use draconis_exchange::contract::file::File;
@@ -62,6 +65,9 @@ pub enum OpenError {
     /// The disk image cannot be written.
     #[error("a {} image is only read; {} makes one that can be changed", .0.name(), .0.conversion_help())]
     ReadOnlyFormat(Format),
+    /// A member of a RAID is not written unless told.
+    #[error(transparent)]
+    RaidMember(#[from] RaidMember),
     /// The disk contains something else.
     #[error("not an ext volume; it holds {}, and {}", .0.what, .0.help)]
     NotAVolume(DetectedContent),

@@ -6,22 +6,22 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::ValueEnum;
 use draconis_access::destination::refuse_output;
-use draconis_container::{OpenedImage, SessionDisk};
+use draconis_container::{OpenedImage, SessionDisk, signature};
 use draconis_device::{Disk, SubDisk, find_partition};
 
 use super::clones::{CloneUse, Clones};
 use crate::image::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk, parse_disk_name};
-use crate::image::{self, BackingFiles, UnreadFile, UnreadImage, VolumeArgs};
+use crate::image::{self, BackingFiles, UnreadFile, UnreadImage, WriteArgs};
 use crate::report;
 
 /// Images that are open and locked, but not yet read.
 pub struct UnreadSources {
     stores: Vec<UnreadStore>,
     images: Vec<(PathBuf, UnreadSource)>,
-    place: VolumeArgs,
+    place: WriteArgs,
     clones: Option<CloneNames>,
     clone_use: CloneUse,
 }
@@ -87,7 +87,7 @@ impl UnreadSources {
     /// With `clones` the images must be disks or snapshots in stores.
     pub fn open(
         images: &[PathBuf],
-        place: &VolumeArgs,
+        place: &WriteArgs,
         read_only: bool,
         format: ImageFormat,
         clones: Option<CloneNames>,
@@ -213,7 +213,12 @@ impl UnreadSources {
                 )]);
             }
             let survives_death = !is_in_store && format.is_none() && session.is_none();
+            let whole = disk.clone();
             let disk = select(disk, &place).with_context(|| image.display().to_string())?;
+            if place.force.is_none() && clones.is_none() && !disk.properties().read_only {
+                signature::refuse_raid_member(&*whole, &*disk)
+                    .map_err(|why| anyhow!("{}: {why}; -r only reads", image.display()))?;
+            }
             Ok(Source { image, disk, session, survives_death, clones })
         });
         images.collect()
@@ -221,7 +226,7 @@ impl UnreadSources {
 }
 
 /// Opens an image that is not a disk in a store.
-fn open_image(image: &Path, place: &VolumeArgs, read_only: bool) -> anyhow::Result<UnreadSource> {
+fn open_image(image: &Path, place: &WriteArgs, read_only: bool) -> anyhow::Result<UnreadSource> {
     refuse_output(image, &place.backing)?;
     let file = UnreadFile::open(image)?;
     let behind = BackingFiles::open(image, &place.backing)?;
@@ -242,7 +247,7 @@ fn open_writable(image: &Path) -> anyhow::Result<UnreadImage> {
 }
 
 /// Returns the part of a disk that the options name.
-fn select(disk: Arc<dyn Disk>, place: &VolumeArgs) -> anyhow::Result<Arc<dyn Disk>> {
+fn select(disk: Arc<dyn Disk>, place: &WriteArgs) -> anyhow::Result<Arc<dyn Disk>> {
     if let Some(number) = place.partition {
         let extent = find_partition(&*disk, number)?;
         return Ok(Arc::new(SubDisk::new(disk, extent)?));

@@ -135,7 +135,7 @@ fn select_volume(
 /// Locates a volume for writing.
 ///
 /// # Errors
-/// As [`locate_volume`]; [`OpenError::ReadOnlyFormat`].
+/// As [`locate_volume`]; [`OpenError::ReadOnlyFormat`], [`OpenError::RaidMember`].
 pub fn locate_for_writing(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
@@ -145,7 +145,12 @@ pub fn locate_for_writing(
         return Err(OpenError::Options("deleted files are only read".into()));
     }
     let random = RandomState::new().build_hasher().finish();
-    let part = select_volume(open_for_writing(file, behind, random)?, options)?;
+    let opened = open_for_writing(file, behind, random)?;
+    let whole = opened.disk.clone();
+    let part = select_volume(opened, options)?;
+    if !options.force_raid_member && !part.disk.properties().read_only {
+        signature::refuse_raid_member(&*whole, &*part.disk)?;
+    }
     match part.format {
         Some(format) if part.image.is_none() => Err(OpenError::ReadOnlyFormat(format)),
         _ => Ok(part),
