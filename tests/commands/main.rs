@@ -16,6 +16,7 @@ mod manual;
 mod messages;
 mod oci;
 mod package;
+mod raid_members;
 mod read_commands;
 mod repair;
 mod rescue;

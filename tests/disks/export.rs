@@ -28,6 +28,14 @@ fn command_lines_are_checked() {
     assert!(errors.contains("--name"), "{errors}");
     let errors = draconis.run_failing(["export", "--nbd", &socket, "--partition", "1", image]);
     assert!(errors.contains("a.img"), "{errors}");
+    std::fs::write(image, vec![0; 1300]).unwrap();
+    for door in ["--nbd", "--vhost-user"] {
+        let at = socket.trim_start_matches(if door == "--nbd" { "" } else { "unix:" });
+        let output = draconis.run(["export", door, at, "--run", "true", image]);
+        let notes = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && notes.contains("last 276 bytes"), "{notes}");
+    }
+    assert_eq!(draconis.run_ok(["export", "-r", "--run", "true", image]), "");
     assert_eq!(draconis.run(["export", "--nbd", "/a", image]).status.code(), Some(2));
     assert_eq!(draconis.run(["export", "--nbd", &socket]).status.code(), Some(2));
 }

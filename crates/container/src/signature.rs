@@ -371,6 +371,8 @@ pub fn detect(disk: &dyn Disk) -> Option<DetectedContent> {
 
 #[cfg(test)]
 mod tests {
+    use draconis_device::{MemoryDisk, SubDisk};
+
     use super::*;
 
     #[test]
@@ -407,6 +409,38 @@ mod tests {
         assert_eq!(detect_overwritten(&head, &tail).unwrap().kind, "md");
         tail[len - 512..][..8].copy_from_slice(b"EFI PART");
         assert_eq!(detect_overwritten(&[0; HEAD_BYTES], &tail).unwrap().kind, "gpt");
+    }
+
+    /// A superblock 0.90 of the last partition lies where that of the whole disk would.
+    #[test]
+    fn raid_superblock_of_a_partition_is_not_the_disks() {
+        const LEN: u64 = 4 << 20;
+        let at = (LEN - 65536) as usize;
+        let mut bytes = vec![0; LEN as usize];
+        for (nth, word) in [0xa92b_4efc_u32, 0, 90].into_iter().enumerate() {
+            bytes[at + nth * 4..][..4].copy_from_slice(&word.to_be_bytes());
+        }
+        let find = |bytes: &[u8], start: u64| {
+            let disk = std::sync::Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
+            find_raid_member(&SubDisk::from_offset(disk, start).unwrap())
+        };
+        assert_eq!(find(&bytes, 0).unwrap().version, "0.90");
+        assert_eq!(find(&bytes, 1024), find(&bytes, 0), "rounded to the same place");
+        // One partition, from 1 MiB to the end.
+        bytes[510..512].copy_from_slice(&[0x55, 0xAA]);
+        bytes[450] = 0x83;
+        bytes[454..458].copy_from_slice(&2048u32.to_le_bytes());
+        bytes[458..462].copy_from_slice(&6144u32.to_le_bytes());
+        assert_eq!(find(&bytes, 0), None);
+        assert_eq!(find(&bytes, 1 << 20).unwrap().version, "0.90");
+        assert_eq!(find(&bytes[..32768], 0), None, "too short");
+        // Version 1.0 says where it is.
+        bytes[at..at + 12].fill(0);
+        let at = LEN as usize - 8192;
+        bytes[at..at + 8].copy_from_slice(&[0xFC, 0x4E, 0x2B, 0xA9, 1, 0, 0, 0]);
+        assert_eq!(find(&bytes, 0), None, "of another disk");
+        bytes[at + 144..at + 152].copy_from_slice(&(at as u64 / 512).to_le_bytes());
+        assert_eq!(find(&bytes, 0).unwrap().version, "1.0");
     }
 
     /// The remedy for a read error must not destroy the contents found.

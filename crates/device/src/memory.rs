@@ -95,6 +95,13 @@ impl Disk for MemoryDisk {
         Ok(())
     }
 
+    fn punch_hole(&self, at: Extent) -> Result<Option<Ticket>, Error> {
+        self.properties.check_range(at, at.len_bytes as usize)?;
+        let start = at.start_bytes as usize;
+        self.bytes.write()[start..start + at.len_bytes as usize].fill(0);
+        Ok(Some(Ticket(self.tickets.fetch_add(1, Ordering::Relaxed) + 1)))
+    }
+
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         self.properties.check_extents(extents)?;
         let mut bytes = self.bytes.write();

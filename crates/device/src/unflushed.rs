@@ -121,3 +121,47 @@ impl UnflushedChanges {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FileDisk, FileOptions, Group, Write};
+    use draconis_types::Block;
+
+    /// Holes, and what a predecessor has left, have no ticket: the next flush covers them.
+    #[test]
+    fn flush_covers_what_has_no_ticket() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let options = FileOptions { write: true, direct: false, uring: false };
+        let disk = FileDisk::open_discarding(file.path(), options).unwrap();
+        let changes = UnflushedChanges::default();
+        let flush = || {
+            changes.flush(&disk, || true).unwrap();
+            disk.flush_count()
+        };
+        let zero = |start, len, space| {
+            changes.zero_start(&disk, Extent::new(start, len), space, 4096).unwrap()
+        };
+        assert_eq!((flush(), flush()), (1, 1), "a predecessor may have left something");
+        assert_eq!(zero(65536, 8192, ZeroedSpace::Freed), ZeroStep::Done(8192));
+        assert_eq!((flush(), flush()), (2, 2), "a hole");
+        assert_eq!(zero(65536, 8192, ZeroedSpace::Allocated), ZeroStep::Write(4096));
+        assert_eq!(flush(), 2);
+        let mut block = Block::private(65536);
+        block.copy_in(0, &[7; 65536]);
+        let group = Group { writes: vec![Write { at_bytes: 0, block }] };
+        let written = disk.submit(group, &[]).unwrap();
+        changes.record(written);
+        disk.wait_visible(written).unwrap();
+        assert_eq!(zero(0, 65536, ZeroedSpace::Kept), ZeroStep::Write(4096));
+        assert_eq!(zero(100, 65436, ZeroedSpace::Freed), ZeroStep::Write(412), "to the next sector");
+        assert_eq!(zero(512, 100, ZeroedSpace::Freed), ZeroStep::Write(100));
+        assert_eq!((changes.newest(), flush()), (Some(written), 3));
+        assert_eq!(zero(0, 65436, ZeroedSpace::Freed), ZeroStep::Done(65024));
+        assert!(changes.newest() > Some(written));
+        assert_eq!((flush(), flush()), (4, 4), "a punched hole");
+        let bytes = std::fs::read(file.path()).unwrap();
+        assert_eq!((bytes[0], bytes[65023], bytes[65024], bytes[65535]), (0, 0, 7, 7));
+    }
+}

@@ -181,6 +181,7 @@ conform! {
         concurrent_waits_all_return,
         tickets_ascend_across_threads,
         discard_changes_only_its_extents,
+        punched_hole_is_zeros_in_its_turn,
         holes_read_as_zeros,
     }
 }
@@ -188,7 +189,7 @@ conform! {
 #[test]
 fn all_conformance_checks_are_listed() {
     // As many as are listed above.
-    assert_eq!(conform::ALL_CHECKS.len(), 14);
+    assert_eq!(conform::ALL_CHECKS.len(), 15);
     conform::check_all(|| MemoryDisk::new(vec![0x55; DISK_BYTES], 512));
     // Larger sectors, and an odd length.
     conform::check_all(|| MemoryDisk::new(vec![0x55; 301 * 4096 + 5], 4096));

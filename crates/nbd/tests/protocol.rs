@@ -9,6 +9,7 @@ use draconis_device::{
     Disk, Error, Group, MemoryDisk, Properties, Random, Refused, SubmitOptions, Ticket,
 };
 use draconis_nbd::{CloneSource, Connection, Export, MAX_OPTIONS};
+use draconis_testkit::thin::{ThinClient, zeros_take_no_space};
 use parking_lot::Mutex;
 
 const DISK_BYTES: usize = 1 << 20;
@@ -26,6 +27,7 @@ const CACHE: u16 = 5;
 const WRITE_ZEROES: u16 = 6;
 const BLOCK_STATUS: u16 = 7;
 const FUA: u16 = 1;
+const NO_HOLE: u16 = 2;
 const FAST_ZERO: u16 = 16;
 const EPERM: u32 = 1;
 const EINVAL: u32 = 22;
@@ -654,4 +656,36 @@ fn random_bytes_are_survived() {
         assert_eq!(client.read(0, 4).len(), 4, "seed {seed}");
         assert_eq!(client.leave(), Ok(()));
     }
+}
+
+impl ThinClient for Client {
+    fn write(&mut self, at: u64, bytes: &[u8]) {
+        assert_eq!(self.call(WRITE, 0, at, bytes.len() as u32, bytes), 0);
+    }
+
+    fn read(&mut self, at: u64, len: usize) -> Vec<u8> {
+        Self::read(self, at, len as u32)
+    }
+
+    fn trim(&mut self, at: u64, len: u64) {
+        assert_eq!(self.call(TRIM, 0, at, len as u32, &[]), 0);
+    }
+
+    fn zero(&mut self, at: u64, len: u64, keeps_space: bool) {
+        let flags = if keeps_space { NO_HOLE } else { 0 };
+        assert_eq!(self.call(WRITE_ZEROES, flags, at, len as u32, &[]), 0);
+    }
+
+    fn flush(&mut self) {
+        assert_eq!(self.call(FLUSH, 0, 0, 0, &[]), 0);
+    }
+
+    fn leaves_holes(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn zeros_stay_holes() {
+    zeros_take_no_space(|disk| Client::choose(&one(disk), false));
 }

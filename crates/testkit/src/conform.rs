@@ -24,7 +24,7 @@ pub const MIN_SECTORS: u64 = 300;
 pub type NamedCheck = (&'static str, fn(&dyn Disk));
 
 /// All checks.
-pub const ALL_CHECKS: [NamedCheck; 14] = [
+pub const ALL_CHECKS: [NamedCheck; 15] = [
     ("reads reach both ends and no further", reads_work_up_to_last_sector),
     ("a refusal returns the block", refused_read_returns_block),
     ("a refused group comes back", refused_group_is_returned_unapplied),
@@ -39,6 +39,7 @@ pub const ALL_CHECKS: [NamedCheck; 14] = [
     ("tickets ascend", tickets_ascend_across_threads),
     ("discards harm nothing else", discard_changes_only_its_extents),
     ("holes read as zeros", holes_read_as_zeros),
+    ("punched holes are all zeros", punched_hole_is_zeros_in_its_turn),
 ];
 
 /// Runs every check, each on a disk created by `make`.
@@ -396,6 +397,28 @@ pub fn tickets_ascend_across_threads(disk: &dyn Disk) {
     let last = all[all.len() - 1];
     assert_durable(disk, last);
     all.into_iter().for_each(|ticket| assert_durable(disk, ticket));
+}
+
+/// A punched hole is zeros, without its neighbours; groups before it are gone, and later ones are not.
+pub fn punched_hole_is_zeros_in_its_turn(disk: &dyn Disk) {
+    let it = CheckedDisk::with_numbered_sectors(disk);
+    it.submit(&[(20, 30, 0xcc)]);
+    let Some(hole) = disk.punch_hole(it.sector_extent(25, 100)).unwrap() else { return };
+    let over = it.submit(&[(30, 1, 0xcd)]);
+    assert!(hole < over, "a hole is a group");
+    assert_durable(disk, over);
+    disk.wait_all_durable().unwrap();
+    for (sector, byte) in it.sector_fill_bytes(0, MIN_SECTORS as usize).into_iter().enumerate() {
+        let wanted = match sector {
+            30 => 0xcd,
+            20..25 => 0xcc,
+            25..125 => 0,
+            _ => sector as u8,
+        };
+        assert_eq!(byte, wanted, "sector {sector}");
+    }
+    let beyond = disk.punch_hole(it.sector_extent(it.len_sectors() - 1, 2));
+    assert!(matches!(beyond, Err(Error::OutOfRange { .. })), "{beyond:?}");
 }
 
 /// Discarded sectors hold their old contents or zeroes; other sectors and later writes stay.

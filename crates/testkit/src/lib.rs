@@ -7,6 +7,7 @@
 //!   conform                         what every disk must do
 //!   judge                           e2fsprogs, which judge volumes
 //!   torture                         campaigns over object stores: power cuts, damage, long use
+//!   thin                            zeros take no space, through every door
 //!   wait, child, skipped            waits without a clock, processes of tests, what was left out
 //!   first_and_all!                  tests of the first items now, of all later
 //! ```
@@ -24,6 +25,7 @@ pub mod judge;
 mod record;
 pub mod sim;
 mod skipped;
+pub mod thin;
 pub mod torture;
 mod unmount;
 mod versitygw;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use draconis_device::{Disk, Extent, MemoryDisk};
+use draconis_testkit::thin::{ThinClient, zeros_take_no_space};
 use draconis_types::Block;
 use draconis_vhost_user::{ConnectionError, Device, Resources, serve};
 use driver::*;
@@ -580,4 +581,34 @@ fn wrong_messages_end_the_connection() {
     let (mut stream, serving) = serve_disk(memory_disk());
     std::io::Write::write_all(&mut stream, &[0xa5; 64]).unwrap();
     assert!(serving.join().unwrap().is_err());
+}
+
+impl ThinClient for Driver {
+    fn write(&mut self, at: u64, bytes: &[u8]) {
+        assert_eq!(self.request(OUT, at / 512, bytes, 0).0, OK);
+    }
+
+    fn read(&mut self, at: u64, len: usize) -> Vec<u8> {
+        let (status, bytes) = self.request(READ, at / 512, &[], len as u32);
+        assert_eq!(status, OK);
+        bytes
+    }
+
+    fn trim(&mut self, at: u64, len: u64) {
+        assert_eq!(self.request(DISCARD, 0, &range(at / 512, (len / 512) as u32, 0), 0).0, OK);
+    }
+
+    fn zero(&mut self, at: u64, len: u64, keeps_space: bool) {
+        let range = range(at / 512, (len / 512) as u32, u32::from(!keeps_space));
+        assert_eq!(self.request(WRITE_ZEROES, 0, &range, 0).0, OK);
+    }
+
+    fn flush(&mut self) {
+        assert_eq!(self.request(FLUSH, 0, &[], 0).0, OK);
+    }
+}
+
+#[test]
+fn zeros_stay_holes() {
+    zeros_take_no_space(|disk| connect(disk, u64::MAX).0);
 }

@@ -9,12 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{
-    Disk, Extent, Group, MemoryDisk, Properties, Random, Refused, SubmitOptions, Ticket, Write,
+    Disk, Extent, FileDisk, Group, MemoryDisk, Properties, Random, Refused, SubmitOptions, Ticket, Write,
 };
+use draconis_testkit::thin::{self, DirectClient};
 use draconis_testkit::{CrashOptions, CrashStates, Event, RecordDisk, conform};
 use draconis_types::Block;
 
 use super::block_from;
+use crate::create::{DryRunDisk, NewFormat, NewImageDisk};
 use crate::tests::{memory_disk, read_all, sample_contents};
 use crate::{Error, OpenedImage, UnsupportedFeature, open, open_for_writing};
 use draconis_testkit::report_skipped;
@@ -256,9 +258,14 @@ fn writes_over_all_cluster_kinds_keep_neighbours() {
             for round in 0..40u8 {
                 let count = 1 + random.next_below(if round % 8 == 0 { 600 } else { 20 });
                 let at = random.next_below(len / 512 - count) * 512;
-                let bytes = vec![session * 64 + round + 1; (count * 512) as usize];
+                let is_hole = round % 4 == 3;
+                let byte = if is_hole { 0 } else { session * 64 + round + 1 };
+                let bytes = vec![byte; (count * 512) as usize];
                 expected[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
-                let ticket = submit_write(&*disk, at, &bytes);
+                let ticket = match is_hole {
+                    true => disk.punch_hole(Extent::new(at, count * 512)).unwrap().unwrap(),
+                    false => submit_write(&*disk, at, &bytes),
+                };
                 if round % 5 == 0 {
                     disk.wait_durable(ticket).unwrap();
                 }
@@ -742,4 +749,21 @@ fn a_failed_write_stops_writes_but_not_reads() {
     assert!(!matches!(tried, Ok(Ok(()))));
     let read = disk.read_now(Extent::new(0, 1024), Block::private(1024)).unwrap();
     assert_eq!(read.bytes().map(|bytes| (bytes[0], bytes[512])), Some((2, 1)));
+}
+
+/// A qcow2 and a VHDX image in a file.
+#[test]
+fn zeros_free_space_of_the_file() {
+    for format in [NewFormat::Qcow2, NewFormat::Vhdx] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(format.max_file_bytes(thin::DISK_BYTES)).unwrap();
+        let whole = FileDisk::open_discarding(file.path(), thin::OPTIONS).unwrap();
+        let draft = DryRunDisk::new(&whole, format, thin::DISK_BYTES);
+        NewImageDisk::new(&whole, &draft, [7; 16]).unwrap().finish().unwrap();
+        drop(whole);
+        let whole = FileDisk::open_discarding(file.path(), thin::OPTIONS).unwrap();
+        let image = open_for_writing(Arc::new(whole), &[], 7).unwrap();
+        thin::check_client(&mut DirectClient::new(image.disk), Some(file.as_file()));
+        image.session.unwrap().close_session().unwrap();
+    }
 }
