@@ -253,7 +253,10 @@ impl ImportRun<'_> {
             self.created.insert(made, id);
             match (&node.kind_data, &mut self.in_order) {
                 (NodeKind::File { source, .. }, Some(later)) => later.push((*source, id, made)),
-                _ => self.write_contents_and_attributes(made, node)?,
+                _ => self.write_contents_and_attributes(made, node).inspect_err(|_| {
+                    // A full volume keeps no part of a file.
+                    let _ = volume.unlink(dir, name);
+                })?,
             }
         }
         Ok(made)

@@ -41,6 +41,7 @@ Options for -o, separated by commas:
                        for a volume in a bucket: as --cache, --journal, --deadline,
                        --commit-ms and --take-over, for lines of fstab
   polling=off          do not busy-poll (up to 0.1 ms) for the next request; saves power (auto)
+  force=raid-member    write to one disk of a RAID, which splits it from the others
   norestart            do not restart a worker that died; the mount stays dead
   uring=auto|on|off    use FUSE over io_uring, for faster small calls: only root's mounts with
                        norestart, where root has written Y to

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use draconis_access::destination::ReadSources;
 use draconis_access::populate::{self, FileScan};
@@ -62,6 +62,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return put_stdin(arguments);
     }
     let stamp = timestamp_policy()?;
+    if let Some(source) = sources.iter().find(|source| is_in_image(source)) {
+        bail!(
+            "{}: no such file; draconis get {0} {} copies it out of the image",
+            source.display(),
+            target.image.display()
+        );
+    }
     let opened = (
         image::open_writable(&target.image)?,
         BackingFiles::open(&target.image, &arguments.place.backing)?,
@@ -100,6 +107,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             ImportOptions { owner, replace_kinds: false, progress },
         )
     })
+}
+
+/// Returns true if a missing source looks like a file in an image.
+fn is_in_image(source: &Path) -> bool {
+    !source.exists() && ImagePath::from(source.as_os_str().to_owned()).image.is_file()
 }
 
 /// Stores standard input in an orphan inode, which replaces the existing file once it is

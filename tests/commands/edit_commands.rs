@@ -735,6 +735,17 @@ fn full_volume_reports_no_space_and_stays_clean() {
     assert_fsck_clean(&image.path);
     image.run_and_check(&["rm", "-r", ":/many"]);
     assert_eq!(image.list_names("/"), ["lost+found"]);
+    // Its contents have room, and the blocks that map them have none.
+    let info = image.draconis.run_ok(["info", "--json", image.path.to_str().unwrap()]);
+    let info: Value = serde_json::from_str(&info).unwrap();
+    let len = info["free_blocks"].as_u64().unwrap() * 1024;
+    let large = image.draconis.path("large");
+    std::fs::write(&large, vec![7; len as usize]).unwrap();
+    let put = image.expand_arguments(&["put", large.to_str().unwrap(), ":/"]);
+    let errors = image.draconis.run_failing(put);
+    assert!(errors.contains("no space left"), "{errors}");
+    assert_fsck_clean(&image.path);
+    assert_eq!(image.list_names("/"), ["lost+found"]);
 }
 
 #[test]

@@ -53,11 +53,14 @@ fn every_error_is_one_sentence() {
     std::fs::write(draconis.path("disk"), &table).unwrap();
     table[..4].copy_from_slice(b"XFSB");
     std::fs::write(draconis.path("xfs"), &table).unwrap();
+    let volume = std::fs::read(draconis.path("v.img")).unwrap();
+    std::fs::write(draconis.path("cut"), &volume[..1500]).unwrap();
     draconis.make_dir("dir");
     for reading in ["ls", "info", "tree", "tar", "stat", "cat"] {
         for (image, sentence) in [
             ("none", "D/none: No such file or directory"),
             ("empty", "D/empty: too short for a volume, or empty"),
+            ("cut", "D/cut: too short for a volume, or empty"),
             ("file", "D/file: too short for a volume, or empty"),
             (
                 "xfs",
@@ -88,6 +91,10 @@ fn every_error_is_one_sentence() {
         ("mkdir D/v.img:/x/y", "D/v.img:/x: no such file or directory; draconis mkdir -p makes it"),
         ("put D/none D/v.img:/", "D/none: No such file or directory"),
         ("put D/file D/none:/", "D/none: no such file; draconis format makes a volume"),
+        (
+            "put D/v.img:/f D/new",
+            "D/v.img:/f: no such file; draconis get D/v.img:/f D/new copies it out of the image",
+        ),
         ("mkdir D/dir:/x", "D/dir is a directory, and no image"),
         ("mkdir D/empty:/x", "D/empty: too short for a volume, or empty"),
         ("grow D/empty", "D/empty: too short for a volume, or empty"),

@@ -1,7 +1,7 @@
 //! Mount options: lines written for other drivers, the effects of options, and how mount(8) passes
 //! them.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -315,4 +315,30 @@ fn atime_follows_mount_options() {
         unmount(&draconis, &at);
         run_e2fsck(&image);
     }
+}
+
+/// A superblock of md 1.0 behind the volume.
+#[test]
+fn raid_member_is_mounted_writable_only_by_name() {
+    if !has_fuse("members of a RAID") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = make_small_volume(&draconis);
+    let sector = (9 << 20) / 512u64;
+    let file = std::fs::File::options().write(true).open(&image).unwrap();
+    file.set_len(sector * 512 + 8192).unwrap();
+    file.write_all_at(&[0xFC, 0x4E, 0x2B, 0xA9, 1], sector * 512).unwrap();
+    file.write_all_at(&sector.to_le_bytes(), sector * 512 + 144).unwrap();
+    let before = std::fs::read(&image).unwrap();
+    let errors = mount_failing(&draconis, "rw", &image);
+    assert!(errors.contains("md 1.0") && errors.contains("-o force=raid-member"), "{errors}");
+    let at = draconis.mount(&image, "at", "ro");
+    assert_eq!(std::fs::read(at.join("hello")).unwrap(), b"hello\n");
+    unmount(&draconis, &at);
+    assert!(std::fs::read(&image).unwrap() == before);
+    let at = draconis.mount(&image, "at", "force=raid-member");
+    std::fs::write(at.join("new"), "new").unwrap();
+    unmount(&draconis, &at);
+    run_e2fsck(&image);
 }

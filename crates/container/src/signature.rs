@@ -49,6 +49,8 @@ pub const PARTITIONS_DESCRIPTION: &str = "a partition table or boot sector";
 const PARTITION_REMEDY: &str = "--partition N takes one";
 /// Kind of an ext file system.
 pub const EXT_KIND: &str = "ext";
+/// End of the superblock of an ext volume.
+const SUPERBLOCK_END: usize = 2048;
 /// Kind of a store.
 pub const STORE_KIND: &str = "store";
 
@@ -243,7 +245,9 @@ const SIGNATURES: &[SignatureRow] = &[
 /// Detects the contents by the first bytes of an image.
 pub fn detect_head(head: &[u8]) -> Option<DetectedContent> {
     let is = |at: usize, bytes: &[u8]| head.get(at..at + bytes.len()) == Some(bytes);
-    let found = SIGNATURES.iter().find(|(_, at, bytes, ..)| is(*at, bytes));
+    let is_whole = |kind: &str| kind != EXT_KIND || head.len() >= SUPERBLOCK_END;
+    let found =
+        SIGNATURES.iter().find(|(kind, at, bytes, ..)| is(*at, bytes) && is_whole(kind));
     found.map(|(kind, _, _, what, help)| DetectedContent { kind, what, help })
 }
 
@@ -386,6 +390,7 @@ mod tests {
         disk.resize(2 << 10, 0);
         disk[1080..1082].copy_from_slice(&[0x53, 0xEF]);
         assert_eq!(detect_head(&disk).unwrap().what, "an ext file system");
+        assert_ne!(detect_head(&disk[..1536]).map(|it| it.kind), Some(EXT_KIND), "cut off");
         assert_eq!(detect_overwritten(&disk, &[]).unwrap().kind, EXT_KIND);
         // Boot code has no partitions; a partition table has, and precedes remains of earlier
         // contents.
