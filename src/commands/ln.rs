@@ -66,7 +66,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             remove_existing(volume, &entry, link, found)?;
         }
         let done = match found {
-            Some(found) if entry.lookup(volume)?.is_some_and(|it| it.number == found) && is_forced => {
+            Some(found)
+                if entry.lookup(volume)?.is_some_and(|it| it.number == found) && is_forced =>
+            {
                 Ok(())
             }
             Some(found) => volume.link(found, entry.dir, &entry.name),

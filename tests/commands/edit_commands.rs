@@ -735,7 +735,7 @@ fn full_volume_reports_no_space_and_stays_clean() {
     assert_fsck_clean(&image.path);
     image.run_and_check(&["rm", "-r", ":/many"]);
     assert_eq!(image.list_names("/"), ["lost+found"]);
-    // Its contents have room, and the blocks that map them have none.
+    // Its contents would fit, but not the blocks that map them.
     let info = image.draconis.run_ok(["info", "--json", image.path.to_str().unwrap()]);
     let info: Value = serde_json::from_str(&info).unwrap();
     let len = info["free_blocks"].as_u64().unwrap() * 1024;

@@ -95,8 +95,7 @@ fn raid_members_are_written_only_by_name() {
             assert!(!output.status.success() && errors.contains("--force=md"), "{line}: {errors}");
         }
         assert!(std::fs::read(&image).unwrap() == before, "{version}");
-        for line in
-            ["ls IMG:/", "cat IMG:/a", "check IMG", "info IMG", "export -r --run true IMG"]
+        for line in ["ls IMG:/", "cat IMG:/a", "check IMG", "info IMG", "export -r --run true IMG"]
         {
             let output = run(&draconis, &image, line);
             let errors = String::from_utf8_lossy(&output.stderr);

@@ -155,7 +155,11 @@ mod tests {
         changes.record(written);
         disk.wait_visible(written).unwrap();
         assert_eq!(zero(0, 65536, ZeroedSpace::Kept), ZeroStep::Write(4096));
-        assert_eq!(zero(100, 65436, ZeroedSpace::Freed), ZeroStep::Write(412), "to the next sector");
+        assert_eq!(
+            zero(100, 65436, ZeroedSpace::Freed),
+            ZeroStep::Write(412),
+            "to the next sector"
+        );
         assert_eq!(zero(512, 100, ZeroedSpace::Freed), ZeroStep::Write(100));
         assert_eq!((changes.newest(), flush()), (Some(written), 3));
         assert_eq!(zero(0, 65436, ZeroedSpace::Freed), ZeroStep::Done(65024));

@@ -208,7 +208,8 @@ impl Writer {
             return Err(Error::Stopped);
         }
         state.issued += 1;
-        let hole = QueuedGroup { group: Group::default(), hole: Some(extent), bytes: 0, follows: 0 };
+        let hole =
+            QueuedGroup { group: Group::default(), hole: Some(extent), bytes: 0, follows: 0 };
         state.queue.push_back(hole);
         let ticket = Ticket(state.issued);
         self.shared.wake_thread(&mut state);
@@ -404,7 +405,8 @@ impl WriterShared {
         };
         state.writing = true;
         drop(state);
-        let written = hole.map_or_else(|| self.write(&group), |hole| self.punch_or_write_zeros(hole));
+        let written =
+            hole.map_or_else(|| self.write(&group), |hole| self.punch_or_write_zeros(hole));
         drop(group);
         let mut state = self.lock();
         state.writing = false;

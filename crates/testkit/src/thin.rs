@@ -9,9 +9,7 @@ use std::sync::Arc;
 use draconis_device::{
     Disk, Extent, FileDisk, FileOptions, Group, UnflushedChanges, Write, ZeroStep, ZeroedSpace,
 };
-use draconis_objects::{
-    CreateOptions, LayoutKind, LifetimeHint, OpenOptions, Profile, Store,
-};
+use draconis_objects::{CreateOptions, LayoutKind, LifetimeHint, OpenOptions, Profile, Store};
 use draconis_types::Block;
 
 /// Length of the disks.
@@ -58,8 +56,7 @@ pub fn zeros_take_no_space<C: ThinClient>(mut connect: impl FnMut(Arc<dyn Disk>)
 
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(STORE_BYTES).unwrap();
-    let below: Arc<dyn Disk> =
-        Arc::new(FileDisk::open_discarding(file.path(), OPTIONS).unwrap());
+    let below: Arc<dyn Disk> = Arc::new(FileDisk::open_discarding(file.path(), OPTIONS).unwrap());
     let profile = Profile {
         layout: LayoutKind::Cow,
         page_bytes: 4096,

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{
-    Disk, Extent, FileDisk, Group, MemoryDisk, Properties, Random, Refused, SubmitOptions, Ticket, Write,
+    Disk, Extent, FileDisk, Group, MemoryDisk, OpenedFile, Properties, Random, Refused,
+    SubmitOptions, Ticket, Write,
 };
 use draconis_testkit::thin::{self, DirectClient};
 use draconis_testkit::{CrashOptions, CrashStates, Event, RecordDisk, conform};
@@ -759,9 +760,11 @@ fn zeros_free_space_of_the_file() {
         file.as_file().set_len(format.max_file_bytes(thin::DISK_BYTES)).unwrap();
         let whole = FileDisk::open_discarding(file.path(), thin::OPTIONS).unwrap();
         let draft = DryRunDisk::new(&whole, format, thin::DISK_BYTES);
-        NewImageDisk::new(&whole, &draft, [7; 16]).unwrap().finish().unwrap();
+        let end = NewImageDisk::new(&whole, &draft, [7; 16]).unwrap().finish().unwrap();
         drop(whole);
-        let whole = FileDisk::open_discarding(file.path(), thin::OPTIONS).unwrap();
+        file.as_file().set_len(end).unwrap();
+        let whole = OpenedFile::new(file.reopen().unwrap().into(), thin::OPTIONS).unwrap();
+        let whole = whole.with_discards().with_growth().unwrap().start();
         let image = open_for_writing(Arc::new(whole), &[], 7).unwrap();
         thin::check_client(&mut DirectClient::new(image.disk), Some(file.as_file()));
         image.session.unwrap().close_session().unwrap();
