@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
 use draconis_testkit::judge::assert_fsck_clean;
 
@@ -57,6 +57,9 @@ fn raid_members_are_written_only_by_name() {
     for version in ["0.90", "1.0"] {
         let draconis = Draconis::new();
         let image = make_member(&draconis, version);
+        let mut tar = Command::new("tar");
+        tar.current_dir(draconis.dir.path()).args(["-cf", "tree.tar", "tree"]);
+        assert!(tar.status().unwrap().success());
         let before = std::fs::read(&image).unwrap();
         let socket = draconis.path("socket");
         let export = format!("export --vhost-user {} --run true IMG", socket.display());
@@ -72,7 +75,7 @@ fn raid_members_are_written_only_by_name() {
             "chown 1:1 IMG:/a",
             "touch IMG:/a",
             "truncate -s 0 IMG:/a",
-            "untar -f TREE/a IMG:/",
+            "untar -f TREE.tar IMG:/",
             "set-label IMG label",
             "tune -L label IMG",
             "grow IMG",
