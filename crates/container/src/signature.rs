@@ -353,7 +353,7 @@ pub fn find_raid_member(disk: &dyn Disk) -> Option<RaidMember> {
     let at = units.checked_sub(1)? * OLD_UNIT_BYTES;
     let (bytes, is_little) = read(at)?;
     let word = |nth: usize| if is_little { le32(&bytes, nth * 4) } else { be32(&bytes, nth * 4) };
-    let is_old = (word(1), word(2) >= 90) == (0, true);
+    let is_old = word(1) == 0 && word(2) >= 90;
     // The superblock does not say where it is: it may be that of the last partition.
     let has_superblock = |part: &Partition| {
         (part.extent.start_bytes..part.extent.start_bytes + part.extent.len_bytes).contains(&at)

@@ -13,7 +13,8 @@ use crate::{
 /// [`Disk`]. New calls of [`Disk`] are thus forwarded by all such disks.
 ///
 /// Law 1: [`Disk::submit_chain`] also goes through [`ForwardingDisk::submit_with`]: one function
-/// sees every chain.
+/// sees every chain. Holes do not: a disk that must see all changes, or has other addresses,
+/// overrides [`ForwardingDisk::punch_hole`] as well.
 /// Law 2: a disk that overrides [`ForwardingDisk::wait_durable`] also overrides `submit_with`,
 /// which can wait.
 ///
