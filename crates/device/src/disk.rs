@@ -216,6 +216,12 @@ pub enum Error {
     /// The disk service is gone.
     #[error("the disk service is gone")]
     ServiceEnded,
+    /// The disk was opened by another process, of which this one is a forked child.
+    #[error("process {process} opened it, and this process is a fork of that: open it anew here")]
+    Inherited {
+        /// Number of the process.
+        process: u32,
+    },
     /// The chain exceeds the disk's limits.
     #[error("the disk takes at most {bounds} at once")]
     ChainTooLarge {

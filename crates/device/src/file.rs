@@ -37,8 +37,8 @@ use crate::raw::RawFile;
 use crate::read_ahead::ReadAhead;
 use crate::writer::Writer;
 use crate::{
-    AllocationRun, Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
-    Ticket, Urgency,
+    AllocationRun, Atomic, CloseOnFork, Disk, Error, Extent, Group, Pending, ProcessBound,
+    Properties, ReadAnswer, Refused, Ticket, Urgency,
 };
 
 /// Sector size of every file disk in bytes; no device has a smaller one.
@@ -70,6 +70,11 @@ pub struct FileDisk {
     room_bytes: u64,
     /// True if the file can have holes punched.
     punches: bool,
+    threads: ProcessBound<DiskThreads>,
+}
+
+#[derive(Debug)]
+struct DiskThreads {
     ahead: ReadAhead,
     writer: Option<Writer>,
 }
@@ -125,7 +130,10 @@ impl FileDisk {
 
     /// Returns the error that ended all writing, if any.
     pub fn write_failure(&self) -> Option<Error> {
-        self.writer.as_ref().and_then(Writer::failure)
+        match self.threads.get() {
+            Ok(threads) => threads.writer.as_ref().and_then(Writer::failure),
+            Err(inherited) => Some(inherited),
+        }
     }
 
     /// Returns the properties with the maximum length as length.
@@ -135,12 +143,12 @@ impl FileDisk {
 
     /// Returns the writer that issued `ticket`: a read-only disk has none.
     fn writer_for_ticket(&self, ticket: Ticket) -> Result<&Writer, Error> {
-        self.writer.as_ref().ok_or(Error::UnknownTicket(ticket))
+        self.threads.get()?.writer.as_ref().ok_or(Error::UnknownTicket(ticket))
     }
 
     /// Returns true if read-ahead uses io_uring.
     pub fn uses_uring(&self) -> bool {
-        self.ahead.uses_uring()
+        self.threads.get().is_ok_and(|threads| threads.ahead.uses_uring())
     }
 }
 
@@ -174,7 +182,7 @@ impl OpenedFile {
         let align_bytes = if options.direct { enable_direct_io(&fd) } else { 1 };
         Ok(Self {
             file: RawFile {
-                fd,
+                fd: CloseOnFork::new(fd),
                 align_bytes,
                 end_bytes,
                 can_grow: false,
@@ -252,7 +260,8 @@ impl OpenedFile {
         let room_bytes = if file.can_grow { MAX_GROWING_FILE_BYTES } else { properties.len_bytes };
         // A device may have no zeros to give, and then takes them as a write.
         let punches = discards && is_regular_file(&file.fd);
-        FileDisk { file, properties, room_bytes, punches, ahead, writer }
+        let threads = ProcessBound::new(DiskThreads { ahead, writer });
+        FileDisk { file, properties, room_bytes, punches, threads }
     }
 }
 
@@ -266,12 +275,13 @@ impl Disk for FileDisk {
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.disk_properties().check_range(at, into.len()) {
-            return Pending::ready(Err(Refused { payload: Some(into), error }));
-        }
-        match urgency {
-            Urgency::Now => Pending::ready(self.file.read(at, into)),
-            Urgency::Ahead => self.ahead.read(at, into),
+        let checked = self.disk_properties().check_range(at, into.len());
+        match checked.and_then(|()| self.threads.get()) {
+            Err(error) => Pending::ready(Err(Refused { payload: Some(into), error })),
+            Ok(threads) => match urgency {
+                Urgency::Now => Pending::ready(self.file.read(at, into)),
+                Urgency::Ahead => threads.ahead.read(at, into),
+            },
         }
     }
 
@@ -280,8 +290,13 @@ impl Disk for FileDisk {
         mut chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let Some(writer) = &self.writer else {
-            return Err(Refused { payload: Some(chain), error: Error::ReadOnly });
+        let writer = match self.threads.get() {
+            Ok(threads) => threads.writer.as_ref().ok_or(Error::ReadOnly),
+            Err(inherited) => Err(inherited),
+        };
+        let writer = match writer {
+            Ok(writer) => writer,
+            Err(error) => return Err(Refused { payload: Some(chain), error }),
         };
         match self.disk_properties().check_chain(&chain) {
             Ok(()) => {
@@ -307,7 +322,7 @@ impl Disk for FileDisk {
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         self.disk_properties().check_extents(extents)?;
-        match &self.writer {
+        match &self.threads.get()?.writer {
             Some(writer) => writer.discard(extents, after, self.properties.discards),
             None => after.first().map_or(Ok(()), |&ticket| Err(Error::UnknownTicket(ticket))),
         }
@@ -315,18 +330,19 @@ impl Disk for FileDisk {
 
     fn punch_hole(&self, at: Extent) -> Result<Option<Ticket>, Error> {
         self.disk_properties().check_range(at, at.len_bytes as usize)?;
-        match self.writer.as_ref().filter(|_| self.punches) {
+        match self.threads.get()?.writer.as_ref().filter(|_| self.punches) {
             Some(writer) => writer.punch_hole(at).map(Some),
             None => Ok(None),
         }
     }
 
     fn wait_all_durable(&self) -> Result<(), Error> {
-        self.writer.as_ref().map_or(Ok(()), Writer::wait_all_durable)
+        self.threads.get()?.writer.as_ref().map_or(Ok(()), Writer::wait_all_durable)
     }
 
     fn allocation_run(&self, at: Extent) -> Result<AllocationRun, Error> {
         self.disk_properties().check_extents(&[at])?;
+        self.threads.get()?;
         Ok(self.file.allocation_run(at))
     }
 }

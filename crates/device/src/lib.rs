@@ -51,6 +51,7 @@ mod forwarding;
 mod memory;
 mod partition;
 mod pending;
+mod process;
 mod random;
 mod raw;
 mod readers;
@@ -72,6 +73,7 @@ pub use partition::{
     read_partitions,
 };
 pub use pending::{DeferredAnswer, Pending, Promise, promise_pair};
+pub use process::{CloseOnFork, PerProcess, Process, ProcessBound};
 pub use random::Random;
 pub use remote::{BlockAllocator, CHAIN_BOUNDS, RemoteDisk, serve_remote_disk};
 pub use sub_disk::SubDisk;

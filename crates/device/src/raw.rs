@@ -3,14 +3,13 @@
 //! Law: a request that is misaligned for direct I/O goes through a bounce buffer.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_types::{Block, PrivateBuffer};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::{AllocationRun, Error, Extent, ReadAnswer, Refused, Write};
+use crate::{AllocationRun, CloseOnFork, Error, Extent, ReadAnswer, Refused, Write};
 
 /// Granularity of discards: parts of a file system block would be zeroed instead of freed.
 pub(crate) const DISCARD_UNIT_BYTES: u64 = 4096;
@@ -22,7 +21,7 @@ pub(crate) const PUNCH_HOLE_FLAGS: FallocateFlags =
 /// A descriptor and its alignment.
 #[derive(Debug)]
 pub(crate) struct RawFile {
-    pub(crate) fd: OwnedFd,
+    pub(crate) fd: CloseOnFork,
     /// Alignment of offsets, lengths and memory of a request.
     pub(crate) align_bytes: u32,
     /// End of a file that ends inside a sector; the rest of the sector reads as zeros.
@@ -323,7 +322,7 @@ mod tests {
         let bytes: Vec<u8> = (0..100_000u32).map(|at| (at / 512) as u8).collect();
         std::io::Write::write_all(&mut file, &bytes).unwrap();
         let file = RawFile {
-            fd: file.into(),
+            fd: CloseOnFork::new(file.into()),
             align_bytes: 1,
             end_bytes: None,
             can_grow: false,

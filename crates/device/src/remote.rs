@@ -32,7 +32,7 @@ fn refusal_from_error(error: &Error) -> Refusal {
         Error::OutOfRange { .. } | Error::Misaligned { .. } => Refusal::Invalid,
         // For a writable disk, this refusal means that it has stopped.
         Error::ReadOnly | Error::Stopped => Refusal::ReadOnly,
-        Error::ServiceEnded => Refusal::Gone,
+        Error::ServiceEnded | Error::Inherited { .. } => Refusal::Gone,
         Error::Unreachable(_) => Refusal::Timeout,
         Error::ChainTooLarge { .. } => Refusal::Quota,
         Error::UnknownTicket(_) => Refusal::NotFound,

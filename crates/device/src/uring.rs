@@ -1,5 +1,4 @@
-//! Read-ahead and group writes through io_uring, and the discard ioctl of block devices. This file
-//! has all unsafe code of the crate.
+//! Read-ahead and group writes through io_uring, and the discard ioctl of block devices.
 //!
 //! ```text
 //!   caller ── push ──▶ ring, while fewer than DEPTH are in flight; else elevator
@@ -387,7 +386,7 @@ mod tests {
             file.set_len(8 << 20).unwrap();
             let fd = OwnedFd::from(file.try_clone().unwrap());
             let file_of_disk = RawFile {
-                fd,
+                fd: crate::CloseOnFork::new(fd),
                 align_bytes: 1,
                 end_bytes: None,
                 can_grow: false,

@@ -3,3 +3,4 @@
 mod conformance;
 mod examples;
 mod loop_device;
+mod process;

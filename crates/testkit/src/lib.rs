@@ -8,7 +8,7 @@
 //!   judge                           e2fsprogs, which judge volumes
 //!   torture                         campaigns over object stores: power cuts, damage, long use
 //!   thin                            zeros take no space, through every door
-//!   wait, child, skipped            waits without a clock, processes of tests, what was left out
+//!   wait, child, fork, skipped      waits without a clock, processes of tests, what was left out
 //!   first_and_all!                  tests of the first items now, of all later
 //! ```
 //!
@@ -21,6 +21,7 @@ pub mod conform;
 mod crash;
 mod fault;
 mod first_and_all;
+mod fork;
 pub mod judge;
 mod record;
 pub mod sim;
@@ -34,6 +35,7 @@ pub mod wait;
 pub use child::{child_test_command, is_in_own_process};
 pub use crash::{CrashDisk, CrashKind, CrashOptions, CrashState, CrashStates};
 pub use fault::{Fault, FaultDisk, FaultTarget};
+pub use fork::ForkedChild;
 pub use record::{Event, RecordDisk};
 pub use skipped::report_skipped;
 pub use unmount::unmount_and_wait;

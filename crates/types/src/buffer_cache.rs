@@ -6,6 +6,7 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::page::{ALIGN_BYTES, Page};
 
@@ -20,7 +21,20 @@ struct BufferCache {
     pages: usize,
 }
 
+/// True in a forked child: a thread of its parent may hold the lock for ever.
+static IS_DISABLED: AtomicBool = AtomicBool::new(false);
+
 static CACHE: Mutex<BufferCache> = Mutex::new(BufferCache { memory: VecDeque::new(), pages: 0 });
+
+/// Frees large blocks from now on instead of caching them. Can be called in a forked child.
+#[doc(hidden)]
+pub fn disable_buffer_cache() {
+    IS_DISABLED.store(true, Ordering::Relaxed);
+}
+
+fn is_cached(pages: usize) -> bool {
+    CACHED_PAGE_COUNTS.contains(&pages) && !IS_DISABLED.load(Ordering::Relaxed)
+}
 
 fn lock() -> MutexGuard<'static, BufferCache> {
     CACHE.lock()
@@ -28,7 +42,7 @@ fn lock() -> MutexGuard<'static, BufferCache> {
 
 /// Returns memory of exactly `pages` pages, with its old contents.
 pub(crate) fn take_pages(pages: usize) -> Option<Vec<Page>> {
-    if !CACHED_PAGE_COUNTS.contains(&pages) {
+    if !is_cached(pages) {
         return None;
     }
     let mut spare = lock();
@@ -39,7 +53,7 @@ pub(crate) fn take_pages(pages: usize) -> Option<Vec<Page>> {
 
 /// Caches `memory` if its size is cached; evicts the oldest if the cache is full.
 pub(crate) fn put_pages(memory: Vec<Page>) {
-    if !CACHED_PAGE_COUNTS.contains(&memory.len()) {
+    if !is_cached(memory.len()) {
         return;
     }
     let mut old = vec![];

@@ -21,6 +21,8 @@ mod private;
 mod slices;
 
 pub use attributes::*;
+#[doc(hidden)]
+pub use buffer_cache::disable_buffer_cache;
 pub use block::{Block, BlockMemory};
 pub use export_activity::ExportActivity;
 pub use page::ALIGN_BYTES;
