@@ -41,8 +41,8 @@ _NAMES = {kinds.S_IFREG: "file", kinds.S_IFDIR: "directory"}
 class _Image:
     """An image that is open only while it is in use, shared by all threads."""
 
-    _all: dict[tuple[Any, ...], _Image] = {}
-    _all_lock = threading.Lock()
+    _all: dict[tuple[Any, ...], _Image]
+    _all_lock: threading.Lock
 
     def __init__(self, open_volume: Callable[[], Volume]) -> None:
         self._open_volume = open_volume
@@ -51,11 +51,16 @@ class _Image:
         self._users = 0
 
     @classmethod
+    def _forget_all(cls) -> None:
+        """Starts without images, as a forked child does: another thread may have had a lock."""
+        cls._all, cls._all_lock = {}, threading.Lock()
+
+    @classmethod
     def of(
         cls, path: str, writable: bool, partition: Optional[int], offset: Optional[int]
     ) -> _Image:
         """Returns the image of this process at a path."""
-        key = (os.getpid(), path, writable, partition, offset)
+        key = (path, writable, partition, offset)
         mode = "w" if writable else "r"
         open_volume = functools.partial(Volume, path, mode, partition=partition, offset=offset)
         with cls._all_lock:
@@ -86,6 +91,10 @@ class _Image:
             volume, self._volume, self._users = self._volume, None, 0
             if volume is not None:
                 volume.close()
+
+
+_Image._forget_all()
+os.register_at_fork(after_in_child=_Image._forget_all)
 
 
 class ExtFile(io.IOBase):
@@ -264,10 +273,14 @@ class ExtFileSystem(AbstractFileSystem):  # type: ignore[misc]
         # The image is opened again by each call, wherever the process is then.
         self._path = os.path.join(os.getcwd(), path)
         self._place = (partition, offset)
-        self._image = _Image.of(self._path, self.writable, partition, offset)
         # What cannot be opened is refused here.
         with self:
             pass
+
+    @property
+    def _image(self) -> _Image:
+        """The image of this process, which may be a fork of that which made this object."""
+        return _Image.of(self._path, self.writable, *self._place)
 
     @property
     def fsid(self) -> str:

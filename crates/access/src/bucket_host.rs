@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use draconis_device::LockMode;
+use draconis_device::{LockMode, lock_file, try_lock_file};
 use draconis_objects::{LayoutKind, Profile};
 use draconis_service::client::RuntimeDir;
 use draconis_service::options::parse_size;
@@ -28,7 +28,13 @@ pub fn normalize_url(address: &str) -> String {
 /// # Errors
 /// A message for the user: disks in the bucket are mounted.
 pub fn lock_url(address: &str) -> Result<Option<File>, String> {
-    lock_url_with(address, LockMode::Shared).map_err(|error| match error.kind() {
+    let locked = open_url_lock(address).and_then(|file| {
+        // A mount that has just ended may not have released its lock yet.
+        file.map(|file| lock_file(&file, LockMode::Shared).map(|()| file))
+            .transpose()
+            .map_err(Into::into)
+    });
+    locked.map_err(|error| match error.kind() {
         std::io::ErrorKind::WouldBlock => format!(
             "{address} is in use: disks in it are mounted here, or a program has it open; unmount \
              or close them first"
@@ -37,15 +43,23 @@ pub fn lock_url(address: &str) -> Result<Option<File>, String> {
     })
 }
 
-/// Locks a bucket URL against mounts of this user on this machine; exclusively against commands,
-/// too.
+/// Locks a bucket URL against mounts and commands of this user on this machine, without waiting.
 ///
 /// # Errors
 /// `EWOULDBLOCK` if disks in the bucket are mounted or it is locked.
-pub fn lock_url_with(address: &str, mode: LockMode) -> std::io::Result<Option<File>> {
+pub fn try_lock_url(address: &str) -> std::io::Result<Option<File>> {
+    let file = open_url_lock(address)?;
+    if let Some(file) = &file {
+        try_lock_file(file, LockMode::Exclusive)?;
+    }
+    Ok(file)
+}
+
+/// Opens the file whose lock stands for a bucket URL.
+fn open_url_lock(address: &str) -> std::io::Result<Option<File>> {
     // A user without a runtime directory has no mounts.
     let Ok(directory) = RuntimeDir::open() else { return Ok(None) };
-    remote_disk::lock_url(&directory, &normalize_url(address), mode).map(Some)
+    remote_disk::open_url_lock(&directory, &normalize_url(address)).map(Some)
 }
 
 /// Returns the name of this machine and process, for the errors of writers that it fences.

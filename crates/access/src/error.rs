@@ -80,6 +80,7 @@ pub fn tune_errno(error: &draconis_ext::tune::OfflineError) -> Errno {
 pub(crate) fn disk_errno(error: &device::Error) -> Errno {
     match error {
         device::Error::Io { errno, .. } => *errno,
+        device::Error::Inherited { .. } => Errno::BADF,
         _ => Errno::IO,
     }
 }

@@ -21,6 +21,14 @@ const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Opens the image read-write and locks it exclusively; `None` if it does not exist.
 pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
+    let Some(file) = open_unlocked(image)? else { return Ok(None) };
+    claim_exclusive(&file, image)?;
+    check_no_loop_device(image, RELEASE_WAIT)?;
+    Ok(Some(file))
+}
+
+/// Opens the image read-write, without a lock; `None` if it does not exist.
+pub(crate) fn open_unlocked(image: &Path) -> anyhow::Result<Option<File>> {
     let shown = image.display();
     let kind = match std::fs::metadata(image) {
         Ok(found) => found.file_type(),
@@ -40,11 +48,19 @@ pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
         Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(in_use_error(image)),
         opened => opened.with_context(|| shown.to_string())?,
     };
-    claim_exclusive(&file, image)?;
-    if let Some(device) = remaining_loop_device(image) {
-        return Err(busy_error(format!("{shown} is in use by {device}; detach it first")));
-    }
     Ok(Some(file))
+}
+
+/// Refuses a file that is attached to a loop device. Waits for one that is detaching itself, as
+/// happens for a moment after an unmount.
+pub(crate) fn check_no_loop_device(image: &Path, max_wait: Duration) -> anyhow::Result<()> {
+    match remaining_loop_device(image, max_wait) {
+        None => Ok(()),
+        Some(device) => {
+            let shown = image.display();
+            Err(busy_error(format!("{shown} is in use by {device}; detach it first")))
+        }
+    }
 }
 
 /// Returns the length of a file or device.
@@ -72,14 +88,12 @@ pub fn claim_exclusive(file: &File, image: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn in_use_error(image: &Path) -> anyhow::Error {
+pub(crate) fn in_use_error(image: &Path) -> anyhow::Error {
     busy_error(format!("{} is in use; unmount it first", image.display()))
 }
 
-/// Returns the loop device that is attached to a file. Waits for one that is detaching itself, as
-/// happens for a moment after an unmount.
-fn remaining_loop_device(image: &Path) -> Option<String> {
-    let until = Instant::now() + RELEASE_WAIT;
+fn remaining_loop_device(image: &Path, max_wait: Duration) -> Option<String> {
+    let until = Instant::now() + max_wait;
     loop {
         let device = loop_device(image)?;
         let flag = Path::new("/sys/block").join(device.trim_start_matches("/dev/"));

@@ -9,7 +9,8 @@
 //!
 //! Law 1: nothing here confines the process, prints, or exits; these are the caller's decisions.
 //! Law 2: every failure has an errno and names its object.
-//! Law 3: a closed volume or store returns EBADF, also through files, scans and iterators.
+//! Law 3: a closed volume or store returns EBADF, also through files, scans and iterators; so does
+//! one that a forked child inherited.
 //!
 //! This crate depends on neither FUSE, the command line, nor buckets.
 

@@ -4,6 +4,8 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
+use anyhow::Context;
+use draconis_device::ProcessBound;
 use draconis_objects::check::{CheckOptions, Report};
 use draconis_objects::kv::{Batch, Kv, Scan};
 use draconis_objects::{Group, LayoutKind, NewObject, ObjectId, StoreInfo, Ticket};
@@ -35,7 +37,7 @@ pub type CheckReport = Report;
 /// An open store. All methods take `&self` and can be called from any number of threads.
 pub struct Store {
     path: PathBuf,
-    inner: RwLock<Option<Arc<draconis_objects::Store>>>,
+    inner: ProcessBound<RwLock<Option<Arc<draconis_objects::Store>>>>,
     /// True if another process may write the store meanwhile.
     follows: bool,
     /// Open scans, which hold the file until the store is closed.
@@ -89,7 +91,7 @@ impl Store {
         match store.refresh() {
             Err(draconis_objects::Error::NotAStore(_)) => {
                 let reopened = stores::open_follower(&self.path)?;
-                if let Some(held) = &mut *self.inner.write() {
+                if let Some(held) = &mut *self.lock()?.write() {
                     *held = reopened;
                 }
                 Ok(true)
@@ -111,7 +113,7 @@ impl Store {
     }
 
     fn new(path: &Path, store: Arc<draconis_objects::Store>, follows: bool) -> Arc<Self> {
-        let inner = RwLock::new(Some(store));
+        let inner = ProcessBound::new(RwLock::new(Some(store)));
         Arc::new(Self { path: path.to_owned(), inner, follows, scans: Mutex::default() })
     }
 
@@ -131,7 +133,7 @@ impl Store {
     /// # Errors
     /// The disk failed.
     pub fn close(&self) -> Result<()> {
-        let Some(store) = self.inner.write().take() else { return Ok(()) };
+        let Some(store) = self.lock()?.write().take() else { return Ok(()) };
         for scan in std::mem::take(&mut *self.scans.lock()).iter().filter_map(Weak::upgrade) {
             scan.lock().take();
         }
@@ -282,11 +284,15 @@ impl Store {
         }
     }
 
+    fn lock(&self) -> Result<&RwLock<Option<Arc<draconis_objects::Store>>>> {
+        Ok(self.inner.get().with_context(|| self.path.display().to_string())?)
+    }
+
     fn with_store<T>(
         &self,
         work: impl FnOnce(&Arc<draconis_objects::Store>) -> draconis_objects::Result<T>,
     ) -> Result<T> {
-        let inner = self.inner.read_recursive();
+        let inner = self.lock()?.read_recursive();
         let Some(store) = &*inner else {
             let text = format!("{}: the store was closed", self.path.display());
             return Err(Error::new(Errno::BADF, text));
@@ -297,7 +303,9 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if let Err(error) = self.close() {
+        if self.inner.get().is_ok()
+            && let Err(error) = self.close()
+        {
             log::warn!("{error}");
         }
     }
@@ -370,7 +378,7 @@ fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
         }
         None => {
             let file = std::fs::File::options().read(true).write(true).create_new(true).open(path);
-            let file = anyhow::Context::with_context(file, || shown.to_string())?;
+            let file = file.with_context(|| shown.to_string())?;
             host_file::claim_exclusive(&file, path)?;
             file
         }

@@ -5,9 +5,10 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
-use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file};
+use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file, try_lock_file};
 use draconis_objects::{Error, OpenOptions, Store};
 use draconis_service::remote_disk;
 use rustix::io::Errno;
@@ -19,6 +20,28 @@ use crate::host_file;
 pub fn open_exclusive(device: &Path) -> anyhow::Result<Arc<Store>> {
     let file = host_file::open_exclusive(device)?.ok_or_else(|| none(no_store_message(device)))?;
     open(device, open_store_disk(file, device, true, true)?, false)
+}
+
+/// Opens the file of a store, without a lock: for [`try_open`].
+pub fn open_unlocked(device: &Path, write: bool) -> anyhow::Result<File> {
+    match write {
+        true => host_file::open_unlocked(device)?.ok_or_else(|| none(no_store_message(device))),
+        false => open_file(device),
+    }
+}
+
+/// Opens the store in a file, exclusively for writing, or shared with other readers. Fails at once
+/// with EBUSY if it is in use.
+pub fn try_open(device: &Path, file: File, write: bool) -> anyhow::Result<Arc<Store>> {
+    let mode = if write { LockMode::Exclusive } else { LockMode::Shared };
+    try_lock_file(&file, mode).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => host_file::in_use_error(device),
+        errno => errno.into(),
+    })?;
+    if write {
+        host_file::check_no_loop_device(device, Duration::ZERO)?;
+    }
+    open(device, open_store_disk(file, device, write, true)?, !write)
 }
 
 /// Opens a store for reading, shared with other readers.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use draconis_container::is_seekable;
-use draconis_device::Disk;
+use draconis_device::{Disk, ProcessBound};
 use draconis_ext::check::{self, Report};
 use draconis_ext::tune::TuneChanges;
 use draconis_ext::{
@@ -60,6 +60,8 @@ pub struct DirEntry {
     pub kind: FileType,
 }
 
+type VolumeLock = RwLock<Option<(draconis_ext::Volume, Option<MmpGuard>)>>;
+
 /// An open volume. All methods take `&self` and can be called from any number of threads.
 ///
 /// Changes stay in memory until [`Volume::sync`] or [`Volume::close`] returns, or until they exceed
@@ -68,7 +70,7 @@ pub struct Volume {
     image: PathBuf,
     owner: (u32, u32),
     /// The volume, and its MMP claim if it is writable.
-    inner: RwLock<Option<(draconis_ext::Volume, Option<MmpGuard>)>>,
+    inner: ProcessBound<VolumeLock>,
 }
 
 impl std::fmt::Debug for Volume {
@@ -106,7 +108,7 @@ impl Volume {
 
     fn new(image: &Path, volume: draconis_ext::Volume, held: Option<MmpGuard>) -> Arc<Self> {
         let maker = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let inner = RwLock::new(Some((volume, held)));
+        let inner = ProcessBound::new(RwLock::new(Some((volume, held))));
         Arc::new(Self { image: image.to_owned(), owner: maker, inner })
     }
 
@@ -181,7 +183,7 @@ impl Volume {
     /// # Errors
     /// The disk failed, now or earlier; the latest changes are lost.
     pub fn close(&self) -> Result<()> {
-        let Some((volume, _held)) = self.inner.write().take() else { return Ok(()) };
+        let Some((volume, _held)) = self.lock()?.write().take() else { return Ok(()) };
         let closed = volume.close();
         let failure = volume.failure();
         let Some(why) = failure.or_else(|| closed.err().map(|error| error.to_string())) else {
@@ -446,13 +448,17 @@ impl Volume {
         })
     }
 
+    fn lock(&self) -> Result<&VolumeLock> {
+        Ok(self.inner.get().with_context(|| self.image.display().to_string())?)
+    }
+
     fn try_with_volume<T>(
         &self,
         work: impl FnOnce(&draconis_ext::Volume) -> anyhow::Result<T>,
     ) -> Result<T> {
         // A nested call (a reader of an archive) must not wait for a `close` that waits for the
         // outer call.
-        let inner = self.inner.read_recursive();
+        let inner = self.lock()?.read_recursive();
         let Some((volume, _)) = &*inner else {
             let text = format!("{}: the volume was closed", self.image.display());
             return Err(Error::new(Errno::BADF, text));
@@ -463,7 +469,9 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        if let Err(error) = self.close() {
+        if self.inner.get().is_ok()
+            && let Err(error) = self.close()
+        {
             log::warn!("{error}");
         }
     }

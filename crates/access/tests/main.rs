@@ -1,5 +1,6 @@
 //! Tests of `draconis-access`.
 
 mod examples;
+mod forks;
 mod store;
 mod volume;

@@ -19,15 +19,14 @@
 //! use the root before.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs::File;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use draconis_device::{
-    Atomic, Disk, Error, Extent, Group, Pending, Promise, Properties, ReadAnswer, Refused, Ticket,
-    Urgency, promise_pair,
+    Atomic, CloseOnFork, Disk, Error, Extent, Group, Pending, Process, Promise, Properties,
+    ReadAnswer, Refused, Ticket, Urgency, promise_pair,
 };
 use draconis_types::Block;
 use parking_lot::{Condvar, Mutex};
@@ -56,7 +55,8 @@ pub struct BucketDisk {
     close_message: Mutex<Option<String>>,
     /// The root that a reader has, and the end of its epoch's objects.
     reader_position: Mutex<(ObjectNumber, u64)>,
-    _lock: Option<Arc<File>>,
+    _lock: Option<Arc<CloseOnFork>>,
+    process: Process,
 }
 
 /// State of a writable disk.
@@ -91,7 +91,7 @@ impl BucketDisk {
         opened: OpenedBucket,
         cache: Option<ChunkCache>,
         journal: Option<Journal>,
-        lock: Option<Arc<File>>,
+        lock: Option<Arc<CloseOnFork>>,
     ) -> Result<Self, Error> {
         let OpenedBucket { root, map, names, garbage, epoch, newest, end } = opened;
         let state = QueueState {
@@ -148,6 +148,7 @@ impl BucketDisk {
             close_message: Mutex::default(),
             reader_position: Mutex::new((newest, end)),
             _lock: lock,
+            process: Process::current(),
         })
     }
 
@@ -326,6 +327,11 @@ impl BucketDisk {
         }
     }
 
+    fn check_range(&self, at: Extent, into: &Block) -> Result<(), Error> {
+        self.process.check()?;
+        self.properties().check_range(at, into.len())
+    }
+
     fn sector_run_of(extent: Extent) -> SectorRun {
         SectorRun {
             sector: extent.start_bytes / SECTOR_BYTES,
@@ -383,6 +389,7 @@ impl Disk for BucketDisk {
     }
 
     fn refresh(&self) -> Result<(), Error> {
+        self.process.check()?;
         if !self.shared.is_read_only {
             return Ok(());
         }
@@ -416,7 +423,7 @@ impl Disk for BucketDisk {
     }
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.properties().check_range(at, into.len()) {
+        if let Err(error) = self.check_range(at, &into) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let parts = self.plan_ranges(at, &mut into);
@@ -437,7 +444,7 @@ impl Disk for BucketDisk {
     }
 
     fn read_now(&self, at: Extent, mut into: Block) -> ReadAnswer {
-        if let Err(error) = self.properties().check_range(at, into.len()) {
+        if let Err(error) = self.check_range(at, &into) {
             return Err(Refused { payload: Some(into), error });
         }
         let parts = self.plan_ranges(at, &mut into);
@@ -463,6 +470,9 @@ impl Disk for BucketDisk {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let refused = |chain, error| Err(Refused { payload: Some(chain), error });
+        if let Err(inherited) = self.process.check() {
+            return refused(chain, inherited);
+        }
         let properties = self.properties();
         if properties.read_only {
             return refused(chain, Error::ReadOnly);
@@ -491,6 +501,7 @@ impl Disk for BucketDisk {
     }
 
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
+        self.process.check()?;
         match self.has_journal {
             true => self.shared.wait_journaled(ticket),
             false => self.shared.wait(ticket, WaitGoal::Sent),
@@ -498,10 +509,13 @@ impl Disk for BucketDisk {
     }
 
     fn wait_commit_interval(&self) {
-        self.shared.wait_commit_interval();
+        if self.process.check().is_ok() {
+            self.shared.wait_commit_interval();
+        }
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
+        self.process.check()?;
         match self.has_journal {
             true => self.shared.wait_journaled(ticket),
             false => self.shared.wait(ticket, WaitGoal::Durable),
@@ -509,6 +523,7 @@ impl Disk for BucketDisk {
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.process.check()?;
         self.properties().check_extents(extents)?;
         let mut state = self.shared.state.lock();
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > state.tickets) {
@@ -530,7 +545,10 @@ impl Disk for BucketDisk {
 
 impl Drop for BucketDisk {
     fn drop(&mut self) {
-        if !self.shared.state.lock().is_closed {
+        if self.process.check().is_err() {
+            // Their threads are not here, and cannot be waited for.
+            std::mem::forget((self.shared.clone(), self.uploader.get_mut().take()));
+        } else if !self.shared.state.lock().is_closed {
             self.close();
             self.close_error().iter().for_each(|left| log::warn!("{left}"));
         }

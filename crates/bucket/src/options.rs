@@ -1,9 +1,10 @@
 //! Options of a bucket.
 
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+
+use draconis_device::CloseOnFork;
 
 use crate::journal::JournalDevice;
 
@@ -34,5 +35,5 @@ pub struct BucketOptions {
     /// Directory of the read cache, and its size limit in bytes.
     pub cache: Option<(PathBuf, u64)>,
     /// Lock that is held until the disk is closed.
-    pub lock: Option<Arc<File>>,
+    pub lock: Option<Arc<CloseOnFork>>,
 }

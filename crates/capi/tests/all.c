@@ -4,7 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "draconis.h"
 
@@ -148,6 +151,15 @@ static void files(const char *dir) {
     CHECK(draconis_volume_close(NULL) == 0);
 }
 
+/* Ends as programs do; what a child inherited is leaked, which the sanitizer would complain about. */
+static void end_child(void) {
+#ifdef __SANITIZE_ADDRESS__
+    _exit(0);
+#else
+    exit(0);
+#endif
+}
+
 static void things(const char *dir) {
     draconis_store_options how = {0};
     how.size_bytes = 8 << 20;
@@ -209,7 +221,29 @@ static void things(const char *dir) {
     CHECK(draconis_scan_next(scan, &key, &bytes) == 1 && memcmp(key.bytes, "c", 1) == 0);
     CHECK(bytes.len == 0);
     draconis_scan_close(scan);
+    /* A forked child cannot use what it inherited, ends as programs do, and keeps no lock. */
+    CHECK(draconis_scan_open(store, NULL, 0, NULL, 0, 0, &scan) == 0);
+    int ends[2], status;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK(draconis_keys_get(store, "a", 1, &value) == -EBADF);
+        CHECK(strstr(draconis_error_message(), "this process is a fork"));
+        CHECK(draconis_store_sync(store) == -EBADF);
+        CHECK(draconis_scan_next(scan, &key, NULL) == -EBADF);
+        draconis_scan_close(scan);
+        CHECK(draconis_store_close(store) == -EBADF);
+        CHECK(draconis_store_open(path, 0, &store) == -EBUSY);
+        CHECK(close(ends[1]) == 0 && write(ends[0], "x", 1) == 1);
+        CHECK(read(ends[0], buffer, 1) == 0);
+        end_child();
+    }
+    CHECK(child > 0 && close(ends[0]) == 0 && read(ends[1], buffer, 1) == 1);
+    draconis_scan_close(scan);
     CHECK(draconis_store_close(store) == 0 && draconis_store_close(NULL) == 0);
+    CHECK(draconis_store_open(path, DRACONIS_WRITE, &store) == 0);
+    CHECK(draconis_store_close(store) == 0);
+    CHECK(close(ends[1]) == 0 && waitpid(child, &status, 0) == child && status == 0);
 
     draconis_store_report report;
     CHECK(draconis_store_check(path, &report) == 0);

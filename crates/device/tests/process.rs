@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_device::{
-    CloseOnFork, Disk, Error, Extent, FileDisk, FileOptions, Group, PerProcess, ProcessBound, Ticket,
-    Urgency, Write,
+    CloseOnFork, Disk, Error, Extent, FileDisk, FileOptions, Group, PerProcess, ProcessBound,
+    Ticket, Urgency, Write,
 };
 use draconis_testkit::{ForkedChild, in_own_process};
 use draconis_types::Block;

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use draconis_device::{Disk, FileDisk, FileOptions};
+use draconis_device::{Disk, FileDisk, FileOptions, Process};
 use draconis_types::{Access, AttributeChange, Attributes, FileType, Time};
 
 use crate::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
@@ -38,6 +38,8 @@ const IO_CHUNK_BYTES: usize = 1 << 20;
 /// before that leaves a consistent, older state of the volume.
 pub struct FileSystem {
     volume: Volume,
+    /// The process that may use it: in its children other threads may have left locks.
+    process: Process,
 }
 
 /// An entry of a directory.
@@ -120,7 +122,7 @@ impl FileSystem {
         let open = |disk| Volume::open(disk, OpenOptions::default()).map_err(io_error);
         let volume =
             open_disk(image, false).and_then(open).map_err(|error| with_path(image, error))?;
-        Ok(Self { volume })
+        Ok(Self::new(volume))
     }
 
     /// Opens the volume on a disk for reading and writing.
@@ -137,9 +139,13 @@ impl FileSystem {
         let volume = Volume::open_for_writing(disk, OpenOptions::default(), writing);
         let volume = volume.map_err(io_error)?;
         match volume.read_only_reason() {
-            None => Ok(Self { volume }),
+            None => Ok(Self::new(volume)),
             Some(why) => Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, why)),
         }
+    }
+
+    fn new(volume: Volume) -> Self {
+        Self { volume, process: Process::current() }
     }
 
     /// Returns the volume, for operations that have no path-based method.
@@ -192,7 +198,7 @@ impl FileSystem {
         let write = || {
             let inode = self.volume.resolve_or_create(
                 self.volume.root(),
-                path_bytes(path)?,
+                self.own_path(path)?,
                 &root_owned_node(FileType::File, 0o644, b""),
             )?;
             self.volume.add_user(inode);
@@ -325,6 +331,7 @@ impl FileSystem {
     /// # Errors
     /// An error of the disk.
     pub fn sync(&self) -> io::Result<()> {
+        self.process.check().map_err(|inherited| io_error(inherited.into()))?;
         if self.volume.is_writable() { self.volume.sync().map_err(io_error) } else { Ok(()) }
     }
 
@@ -334,15 +341,22 @@ impl FileSystem {
     /// # Errors
     /// An error of the disk: the last changes are lost.
     pub fn close(self) -> io::Result<()> {
+        self.process.check().map_err(|inherited| io_error(inherited.into()))?;
         self.volume.close().map_err(io_error)
     }
 
+    /// Returns the bytes of a path, in the process that opened the volume.
+    fn own_path<'p>(&self, path: &'p Path) -> Result<&'p [u8]> {
+        self.process.check()?;
+        path_bytes(path)
+    }
+
     fn find(&self, path: &Path, follow: Follow) -> Result<InodeNumber> {
-        self.volume.resolve(self.volume.root(), path_bytes(path)?, follow)
+        self.volume.resolve(self.volume.root(), self.own_path(path)?, follow)
     }
 
     fn parent<'p>(&self, path: &'p Path) -> Result<(InodeNumber, &'p [u8])> {
-        self.volume.resolve_parent(self.volume.root(), path_bytes(path)?)
+        self.volume.resolve_parent(self.volume.root(), self.own_path(path)?)
     }
 
     /// Runs `work` with the directory and the name of a path.
@@ -357,7 +371,7 @@ impl FileSystem {
 
     fn create_inode(&self, path: &Path, kind: FileType, mode: u32, target: &[u8]) -> Result<()> {
         let new = root_owned_node(kind, mode, target);
-        self.volume.create_by_path(self.volume.root(), path_bytes(path)?, &new).map(drop)
+        self.volume.create_by_path(self.volume.root(), self.own_path(path)?, &new).map(drop)
     }
 
     /// Returns the inode if it is a regular file.
@@ -423,7 +437,9 @@ impl std::fmt::Debug for FileSystem {
 
 impl Drop for FileSystem {
     fn drop(&mut self) {
-        if let Err(error) = self.volume.close() {
+        if self.process.check().is_ok()
+            && let Err(error) = self.volume.close()
+        {
             log::warn!("closing a volume: {error}");
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use draconis_access::bucket_host;
 use draconis_access::uuid::UuidGenerator;
 use draconis_bucket::{BucketDisk, BucketOptions, ObjectStoreBucket};
+use draconis_device::CloseOnFork;
 use draconis_objects::{CreateOptions, OpenOptions, Store};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -32,7 +33,9 @@ pub(crate) fn open_store(
         // Prevents mounts on this machine meanwhile.
         lock: match mode {
             OpenMode::Read => None,
-            _ => bucket_host::lock_url(address)?.map(Arc::new),
+            _ => {
+                bucket_host::lock_url(address)?.map(|file| Arc::new(CloseOnFork::new(file.into())))
+            }
         },
         ..options.clone()
     };

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use draconis_device::Process;
 use draconis_objects::kv::Kv;
 use draconis_objects::{Error as StoreError, Group, ObjectId, Store, Ticket};
 use object_store::path::Path;
@@ -38,6 +39,8 @@ pub(crate) const PIECE_BYTES: usize = 1 << 20;
 pub(crate) struct Catalog {
     pub store: Arc<Store>,
     pub kv: Kv,
+    /// The process that may use it: in its children other threads may have left locks.
+    pub process: Process,
     incarnation: u64,
     /// Held shared by a reader from the lookup of a record until it pinned the content object; held
     /// alone by a change from the check of its condition until its group is submitted.
@@ -61,6 +64,9 @@ pub(crate) struct Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
+        if self.catalog.process.check().is_err() {
+            return;
+        }
         let mut pins = self.catalog.pins.lock();
         let Some(state) = pins.get_mut(&self.content) else { return };
         state.holders = state.holders.saturating_sub(1);
@@ -89,6 +95,7 @@ impl Catalog {
         let info = store.info();
         let catalog = Arc::new(Self {
             kv: Kv::new(store.clone()),
+            process: Process::current(),
             // A part of the store's id: what salvage brings into a new store keeps its e-tags.
             incarnation: ((info.id as u64) << 32) | (info.incarnation & u64::from(u32::MAX)),
             store,

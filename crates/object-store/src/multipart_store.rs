@@ -8,7 +8,6 @@ use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{MultipartId, PutMode, PutMultipartOptions, PutPayload, PutResult, Result};
 
-use crate::blocking::run_blocking;
 use crate::error::{generic, with_path};
 use crate::staging::{self, Staging};
 use crate::store::DraconisStore;
@@ -29,10 +28,14 @@ impl MultipartStore for DraconisStore {
         _path: &Path,
         opts: PutMultipartOptions,
     ) -> Result<MultipartId> {
-        let id = self.catalog.next_version().to_e_tag().replace('"', "");
-        let upload = Upload { attributes: opts.attributes, parts: BTreeMap::new() };
-        self.uploads.lock().insert(id.clone(), upload);
-        Ok(id)
+        let uploads = self.uploads.clone();
+        self.run(move |catalog| {
+            let id = catalog.next_version().to_e_tag().replace('"', "");
+            let upload = Upload { attributes: opts.attributes, parts: BTreeMap::new() };
+            uploads.lock().insert(id.clone(), upload);
+            Ok(id)
+        })
+        .await
     }
 
     async fn put_part(
@@ -42,9 +45,8 @@ impl MultipartStore for DraconisStore {
         part_idx: usize,
         data: PutPayload,
     ) -> Result<PartId> {
-        let (catalog, uploads) = (self.catalog.clone(), self.uploads.clone());
-        let (path, id) = (path.clone(), id.clone());
-        run_blocking(move || {
+        let (path, id, uploads) = (path.clone(), id.clone(), self.uploads.clone());
+        self.run(move |catalog| {
             let staging = Staging::create(&catalog).map_err(|error| with_path(&path, error))?;
             staging.write(0, &data).map_err(|error| with_path(&path, error))?;
             let content_id = staging.content.to_string();
@@ -62,9 +64,8 @@ impl MultipartStore for DraconisStore {
         id: &MultipartId,
         parts: Vec<PartId>,
     ) -> Result<PutResult> {
-        let (catalog, uploads) = (self.catalog.clone(), self.uploads.clone());
-        let (path, id) = (path.clone(), id.clone());
-        run_blocking(move || {
+        let (path, id, uploads) = (path.clone(), id.clone(), self.uploads.clone());
+        self.run(move |catalog| {
             let (attributes, stored) = {
                 let uploads = uploads.lock();
                 let upload = uploads.get(&id).ok_or_else(|| no_upload(&path, &id))?;
@@ -99,10 +100,10 @@ impl MultipartStore for DraconisStore {
     }
 
     async fn abort_multipart(&self, path: &Path, id: &MultipartId) -> Result<()> {
-        let upload = self.uploads.lock().remove(id);
-        let upload = upload.ok_or_else(|| no_upload(path, id))?;
-        let path = path.clone();
-        run_blocking(move || {
+        let (path, id, uploads) = (path.clone(), id.clone(), self.uploads.clone());
+        self.run(move |_| {
+            let upload = uploads.lock().remove(&id);
+            let upload = upload.ok_or_else(|| no_upload(&path, &id))?;
             for (part, _) in upload.parts.into_values() {
                 part.discard().map_err(|error| with_path(&path, error))?;
             }

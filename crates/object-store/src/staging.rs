@@ -106,6 +106,7 @@ impl Staging {
         len: u64,
         attributes: Attributes,
     ) -> Result<PutResult> {
+        self.catalog.process.check().map_err(generic)?;
         let mut is_over = self.is_over.lock();
         if *is_over {
             return Err(generic(format!("{path}: the upload was completed or aborted before")));
@@ -122,6 +123,7 @@ impl Staging {
 
     /// Deletes the contents, unless they were published.
     pub fn discard(&self) -> draconis_objects::Result<()> {
+        self.catalog.process.check()?;
         let mut is_over = self.is_over.lock();
         if !std::mem::replace(&mut *is_over, true) {
             self.catalog.delete_pending(self.content)?;
@@ -132,7 +134,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if !*self.is_over.get_mut() {
+        if !*self.is_over.get_mut() && self.catalog.process.check().is_ok() {
             let (catalog, content) = (self.catalog.clone(), self.content);
             run_detached(move || catalog.delete_pending_or_warn(content));
         }

@@ -132,8 +132,8 @@ impl DraconisStore {
     /// # Errors
     /// The disk failed.
     pub async fn close(self) -> Result<()> {
-        run_blocking(move || {
-            let store = &self.catalog.store;
+        self.run(|catalog| {
+            let store = &catalog.store;
             if store.is_read_only() {
                 return Ok(());
             }
@@ -142,11 +142,13 @@ impl DraconisStore {
         .await
     }
 
-    async fn run<T: Send + 'static>(
+    /// Runs a call on the pool of the runtime, whose threads a forked child lacks.
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         call: impl FnOnce(Arc<Catalog>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let catalog = self.catalog.clone();
+        catalog.process.check().map_err(generic)?;
         run_blocking(move || call(catalog)).await
     }
 

@@ -3,6 +3,7 @@
 mod common;
 
 mod bucket;
+mod forks;
 mod memory;
 mod power_cuts;
 mod store;

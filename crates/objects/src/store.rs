@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-use draconis_device::Disk;
+use draconis_device::{Disk, Process};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::cached_disk::{CacheInfo, CachedDisk};
@@ -59,6 +59,8 @@ const MAX_COALESCED_PAYLOAD_BYTES: u32 = 32 << 10;
 /// An object store. All methods take `&self`, from any number of threads.
 pub struct Store {
     core: RwLock<Core>,
+    /// The process that may use the store: in its children other threads may have left locks.
+    process: Process,
     io: Arc<CachedDisk>,
     flusher: Mutex<Flusher>,
     flushed: Condvar,
@@ -110,6 +112,7 @@ impl Store {
         let io = core.log.io.clone();
         Ok(Arc::new(Self {
             core: RwLock::new(core),
+            process: Process::current(),
             io,
             open: Mutex::default(),
             kept_bytes: Mutex::default(),
@@ -176,6 +179,7 @@ impl Store {
     /// # Errors
     /// Error of the disk; then the store accepts no more groups.
     pub fn maintain(&self, bytes: u64) -> Result<bool> {
+        self.process.check()?;
         let mut core = self.core.write();
         core.check_running()?;
         core.grow_backlogs(0);
@@ -189,6 +193,7 @@ impl Store {
     /// # Errors
     /// Error of the first write or flush that failed.
     pub fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.process.check()?;
         loop {
             {
                 let core = self.core.read();
@@ -255,6 +260,7 @@ impl Store {
     /// # Errors
     /// As [`Store::wait`].
     pub fn sync(&self) -> Result<()> {
+        self.process.check()?;
         let ticket = {
             let core = self.core.read();
             if core.stopped.is_some() && core.is_read_only() {
@@ -279,6 +285,7 @@ impl Store {
     /// # Errors
     /// As [`Store::wait`].
     pub fn checkpoint(&self) -> Result<()> {
+        self.process.check()?;
         if let Some(error) = &self.core.read().stopped {
             return if matches!(error, Error::Misuse(_)) {
                 Ok(())

@@ -22,8 +22,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use draconis_device::{
-    Disk, Error, Extent, Group, LockMode, Pending, ReadAnswer, Refused, RemoteDisk, SubmitOptions,
-    Ticket, Urgency, lock_file, serve_remote_disk,
+    Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, RemoteDisk, SubmitOptions, Ticket,
+    Urgency, serve_remote_disk,
 };
 use draconis_exchange::channel::session::{Session, accept, offer};
 use draconis_exchange::contract::disk;
@@ -126,16 +126,13 @@ pub fn owner_id(directory: &RuntimeDir) -> String {
     owner_id_of(&directory.store_sockets())
 }
 
-/// Ensures that nothing at a URL is mounted through this runtime directory while the file is open.
-/// An exclusive lock also keeps out others that ensure this.
+/// Opens the file whose lock ensures that nothing at a URL is mounted through this runtime
+/// directory. An exclusive lock also keeps out others that ensure this.
 ///
 /// # Errors
-/// `EWOULDBLOCK` if it is mounted or locked; errors of the file.
-pub fn lock_url(directory: &RuntimeDir, address: &str, mode: LockMode) -> std::io::Result<File> {
-    let file = open_lock_file(&directory.store_sockets(), address)?;
-    // A mount that has just ended may not have released its lock yet.
-    lock_file(&file, mode)?;
-    Ok(file)
+/// Errors of the file.
+pub fn open_url_lock(directory: &RuntimeDir, address: &str) -> std::io::Result<File> {
+    open_lock_file(&directory.store_sockets(), address)
 }
 
 /// A disk that another process serves to this one, not started yet.
@@ -357,7 +354,7 @@ impl draconis_device::ForwardingDisk for ErrorRecordingDisk {
 
 #[cfg(test)]
 mod tests {
-    use draconis_device::try_lock_file;
+    use draconis_device::{LockMode, try_lock_file};
 
     use super::*;
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use draconis_access::bucket_host;
 use draconis_access::uuid::UuidGenerator;
 use draconis_bucket::{BucketDisk, BucketOptions, JournalDevice, ObjectStoreBucket};
-use draconis_device::LockMode;
+use draconis_device::CloseOnFork;
 use draconis_objects::{OpenOptions, Store};
 
 use crate::codes;
@@ -89,20 +89,17 @@ pub(crate) fn open(
     };
     let lock = match is_read_only {
         true => None,
-        false => {
-            bucket_host::lock_url_with(address, LockMode::Exclusive).map_err(|error| match error
-                .kind()
-            {
-                ErrorKind::WouldBlock => Failure::new(
-                    codes::BUSY,
-                    format!("{address}: another process or a mount on this machine has it open"),
-                ),
-                _ => failed(error.to_string()),
-            })?
-        }
+        false => bucket_host::try_lock_url(address).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => Failure::new(
+                codes::BUSY,
+                format!("{address}: another process or a mount on this machine has it open"),
+            ),
+            _ => failed(error.to_string()),
+        })?,
     };
     let options = parameters.to_options(is_read_only).map_err(failed)?;
-    let options = BucketOptions { lock: lock.map(Arc::new), ..options };
+    let lock = lock.map(|file| Arc::new(CloseOnFork::new(file.into())));
+    let options = BucketOptions { lock, ..options };
     let engine =
         Arc::new(ObjectStoreBucket::open(address, false, options.deadline).map_err(failed)?);
     let disk = match is_read_only {

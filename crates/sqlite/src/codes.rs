@@ -11,8 +11,11 @@ pub const NOTFOUND: Code = 12;
 pub const FULL: Code = 13;
 pub const CANTOPEN: Code = 14;
 pub const ERROR: Code = 1;
+pub const MISUSE: Code = 21;
 /// Returned by the entry point of an extension that must stay loaded.
 pub const OK_LOAD_PERMANENTLY: Code = 1 << 8;
+/// The file of the database is not at its path any more.
+pub const READONLY_DBMOVED: Code = READONLY | 4 << 8;
 pub const IOERR_READ: Code = IOERR | 1 << 8;
 pub const IOERR_SHORT_READ: Code = IOERR | 2 << 8;
 pub const IOERR_WRITE: Code = IOERR | 3 << 8;
@@ -35,6 +38,7 @@ pub const IOCAP_BATCH_ATOMIC: i32 = 0x4000;
 
 pub const FCNTL_VFSNAME: i32 = 12;
 pub const FCNTL_PRAGMA: i32 = 14;
+pub const FCNTL_HAS_MOVED: i32 = 20;
 pub const FCNTL_SYNC: i32 = 21;
 pub const FCNTL_COMMIT_PHASETWO: i32 = 22;
 pub const FCNTL_BEGIN_ATOMIC_WRITE: i32 = 31;

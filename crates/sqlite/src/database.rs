@@ -17,7 +17,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::Metadata;
 use std::ops::Bound;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -81,9 +83,28 @@ impl State {
     }
 }
 
+/// A file, whatever its names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+impl FileIdentity {
+    pub fn new(metadata: &Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
+    }
+
+    fn of_path(path: &Path) -> Option<Self> {
+        std::fs::metadata(path).ok().map(|metadata| Self::new(&metadata))
+    }
+}
+
 /// An open store.
 pub(crate) struct OpenStore {
     pub path: PathBuf,
+    /// The file that was opened; `None` for buckets and for stores that the caller opened.
+    pub file: Option<FileIdentity>,
     pub store: Arc<Store>,
     pub super_journals: SuperJournals,
     databases: Mutex<HashMap<String, Weak<Database>>>,
@@ -100,14 +121,35 @@ impl fmt::Debug for OpenStore {
 }
 
 impl OpenStore {
-    pub fn new(path: &Path, store: Arc<Store>, is_owned: bool) -> Self {
+    pub fn new(path: &Path, file: Option<FileIdentity>, store: Arc<Store>, is_owned: bool) -> Self {
         Self {
             path: path.to_owned(),
+            file,
             store,
             super_journals: SuperJournals::default(),
             databases: Mutex::default(),
             is_owned,
             stopped: OnceLock::new(),
+        }
+    }
+
+    /// Returns true if another file, or none, is at the path of the store.
+    pub fn is_replaced(&self) -> bool {
+        self.file.is_some_and(|file| FileIdentity::of_path(&self.path) != Some(file))
+    }
+
+    /// Refuses changes of a store that nobody would find.
+    pub fn check_not_replaced(&self) -> Result<()> {
+        match self.is_replaced() {
+            false => Ok(()),
+            true => Err(Failure::new(
+                codes::READONLY_DBMOVED,
+                format!(
+                    "{}: the file of the store was replaced or removed; close the connections to \
+                     it and open the database anew",
+                    self.path.display()
+                ),
+            )),
         }
     }
 
@@ -242,6 +284,7 @@ fn submit(store: &OpenStore, group: Group) -> Result<Option<Ticket>> {
     if let Some(failure) = store.stopped.get() {
         return Err(failure.clone());
     }
+    store.check_not_replaced()?;
     let submitted = store.store.submit(group, &[]);
     let refused = |error| Failure::of_store(&store.path, error, codes::IOERR_WRITE);
     submitted.map(Some).map_err(|group| refused(group.error))
@@ -486,6 +529,7 @@ impl Database {
             let why = format!("{}: a snapshot is of a committed state: commit first", self.name);
             return Err(Failure::new(codes::BUSY, why));
         }
+        store.check_not_replaced()?;
         parse_disk_name(snapshot).map_err(|why| Failure::new(codes::ERROR, why))?;
         let taken = store.store.take_snapshot(self.name.as_bytes(), snapshot.as_bytes());
         self.find_committed(&mut state, store)?;

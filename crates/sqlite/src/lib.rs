@@ -13,12 +13,13 @@
 //! - A database is an object of the store, with a name: `draconis store ls`, `get`, `put`,
 //!   `snapshot`, `clone` and `rm` know it, and `store get` writes the database as a file.
 //! - A commit is one atomic group and one flush. There is no journal on the disk, and no pragma is
-//!   needed. `PRAGMA journal_mode=WAL` keeps `delete`: a store needs no write-ahead log.
+//!   needed. `PRAGMA journal_mode=WAL` changes nothing: a store needs no write-ahead log.
 //! - A transaction over databases of one store is one group, unless the main database of the
 //!   connection is `:memory:`, for which SQLite commits each attached database by itself. Databases
 //!   of other stores and plain files are not in the group.
 //! - Connections of a process share the store. Another process gets `SQLITE_BUSY` while one has the
-//!   store open, as with a lock: its busy handler waits.
+//!   store open, as with a lock: its busy handler waits. A forked child cannot use the connections
+//!   of its parent.
 //! - A store may be in a bucket: `store=s3://BUCKET/PREFIX`, with parameters named as mount options,
 //!   such as `bucket_journal=FILE:SIZE`.
 //! - A transaction beyond 32 MiB goes on in the store, and needs no more memory.

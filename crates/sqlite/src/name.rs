@@ -12,6 +12,7 @@ use draconis_access::store_disk::{parse_disk_name, parse_existing_disk_name};
 
 use crate::codes;
 use crate::error::{Failure, Result};
+use crate::open_store::Registration;
 
 /// Separates a database from its snapshot.
 const SNAPSHOT_SEPARATOR: char = '@';
@@ -48,11 +49,14 @@ impl FileName {
         (!store.as_os_str().is_empty()).then_some(Self { store, object })
     }
 
-    /// Returns the full name. `is_shared` tells whether a store was registered under this path.
+    /// Returns the full name; `find` returns what is registered under the path of a store.
+    ///
+    /// Connections to a file that was replaced keep its path: the new file gets another spelling of
+    /// it, so that SQLite does not take journals of the one for those of the other.
     pub fn resolve(
         name: &[u8],
         store: Option<&[u8]>,
-        is_shared: impl Fn(&Path) -> bool,
+        find: impl Fn(&OsStr) -> Option<Registration>,
     ) -> Result<Vec<u8>> {
         let parsed = match store {
             None => Self::parse(name)?,
@@ -63,7 +67,7 @@ impl FileName {
         };
         parsed.check_database()?;
         let canonical = match parse_url(&parsed.store) {
-            _ if is_shared(&parsed.store) => parsed.store,
+            _ if find(parsed.store.as_os_str()) == Some(Registration::Shared) => parsed.store,
             Some(address) => normalize_url(address).into(),
             // A path that does not exist fails when it is opened.
             None => std::fs::canonicalize(&parsed.store)
@@ -71,6 +75,9 @@ impl FileName {
                 .unwrap_or(parsed.store),
         };
         let mut full = canonical.into_os_string().into_vec();
+        while find(OsStr::from_bytes(&full)) == Some(Registration::Replaced) {
+            full.insert(0, b'/');
+        }
         full.push(b'#');
         full.extend_from_slice(parsed.object.as_bytes());
         Ok(full)
@@ -121,8 +128,10 @@ mod tests {
     #[test]
     fn names_are_resolved_and_checked() {
         let shared = |name: &str, store: Option<&str>| {
-            FileName::resolve(name.as_bytes(), store.map(str::as_bytes), |_| true)
-                .map(|full| String::from_utf8(full).unwrap())
+            FileName::resolve(name.as_bytes(), store.map(str::as_bytes), |_| {
+                Some(Registration::Shared)
+            })
+            .map(|full| String::from_utf8(full).unwrap())
         };
         assert_eq!(shared("app.db", Some("a#b.store")).unwrap(), "a#b.store#app.db");
         assert_eq!(shared("x.store#app.db@monday", None).unwrap(), "x.store#app.db@monday");
@@ -138,7 +147,7 @@ mod tests {
         ] {
             assert_eq!(shared(name, store).unwrap_err().code, codes::CANTOPEN, "{name}");
         }
-        let private = FileName::resolve(b"app.db", Some(b"no/such.store"), |_| false).unwrap();
+        let private = FileName::resolve(b"app.db", Some(b"no/such.store"), |_| None).unwrap();
         assert!(private.starts_with(b"/") && private.ends_with(b"/no/such.store#app.db"));
     }
 

@@ -13,6 +13,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::OnceLock;
 
+use draconis_device::ProcessBound;
+
 use crate::bucket::{BucketParameters, PARAMETERS};
 use crate::codes::{self, Code};
 use crate::error::{Failure, Result};
@@ -32,7 +34,7 @@ const SECTOR_BYTES: c_int = 512;
 #[repr(C)]
 struct OpenFile {
     methods: *const IoMethods,
-    file: *mut Box<dyn File>,
+    file: *mut ProcessBound<Box<dyn File>>,
 }
 
 /// `sqlite3_io_methods`, version 1: without the shared memory of write-ahead logs.
@@ -334,9 +336,12 @@ unsafe fn bytes_of<'a>(name: *const c_char) -> &'a [u8] {
 ///
 /// # Safety
 /// SQLite calls methods only of files that were opened and are not closed, one at a time.
-unsafe fn file_of<'a>(file: *mut OpenFile) -> &'a mut dyn File {
+unsafe fn file_of<'a>(file: *mut OpenFile) -> Result<&'a mut dyn File> {
     // SAFETY: as the caller promises.
-    unsafe { &mut **(*file).file }
+    match unsafe { &mut *(*file).file }.get_mut() {
+        Ok(file) => Ok(&mut **file),
+        Err(inherited) => Err(Failure::new(codes::MISUSE, format!("a connection: {inherited}"))),
+    }
 }
 
 fn offset(at: i64) -> Result<u64> {
@@ -370,7 +375,7 @@ unsafe extern "C" fn open(
         let (opened, used_flags) = vfs::open(unsafe { bytes_of(name) }, flags, parameters)?;
         // SAFETY: as above; `out_flags` is null or writable.
         unsafe {
-            (*file).file = Box::into_raw(Box::new(opened));
+            (*file).file = Box::into_raw(Box::new(ProcessBound::new(opened)));
             (*file).methods = &IO_METHODS;
             if !out_flags.is_null() {
                 *out_flags = used_flags;
@@ -503,7 +508,7 @@ unsafe extern "C" fn read(file: *mut OpenFile, out: *mut c_void, bytes: c_int, a
             std::slice::from_raw_parts_mut(out.cast::<u8>(), len)
         };
         // SAFETY: an open file.
-        let read = unsafe { file_of(file) }.read(offset(at)?, into)?;
+        let read = unsafe { file_of(file)? }.read(offset(at)?, into)?;
         match read < len {
             true => Err(Failure::new(codes::IOERR_SHORT_READ, "")),
             false => Ok(()),
@@ -522,38 +527,38 @@ unsafe extern "C" fn write(
         // SAFETY: SQLite's buffer has that many bytes, and the file is open.
         unsafe {
             let bytes = std::slice::from_raw_parts(from.cast::<u8>(), len);
-            file_of(file).write(offset(at)?, bytes)
+            file_of(file)?.write(offset(at)?, bytes)
         }
     })
 }
 
 unsafe extern "C" fn truncate(file: *mut OpenFile, len: i64) -> c_int {
     // SAFETY: an open file.
-    run(|| unsafe { file_of(file) }.truncate(offset(len)?))
+    run(|| unsafe { file_of(file)? }.truncate(offset(len)?))
 }
 
 unsafe extern "C" fn sync(file: *mut OpenFile, _flags: c_int) -> c_int {
     // SAFETY: an open file.
-    run(|| unsafe { file_of(file) }.sync())
+    run(|| unsafe { file_of(file)? }.sync())
 }
 
 unsafe extern "C" fn file_size(file: *mut OpenFile, out: *mut i64) -> c_int {
     run(|| {
         // SAFETY: an open file, and a place for the answer.
-        unsafe { *out = i64::try_from(file_of(file).len()?).unwrap_or(i64::MAX) };
+        unsafe { *out = i64::try_from(file_of(file)?.len()?).unwrap_or(i64::MAX) };
         Ok(())
     })
 }
 
 unsafe extern "C" fn lock(file: *mut OpenFile, level: c_int) -> c_int {
     // SAFETY: an open file.
-    run(|| unsafe { file_of(file) }.lock(LockLevel::from_raw(level)))
+    run(|| unsafe { file_of(file)? }.lock(LockLevel::from_raw(level)))
 }
 
 unsafe extern "C" fn unlock(file: *mut OpenFile, level: c_int) -> c_int {
     run(|| {
         // SAFETY: an open file.
-        unsafe { file_of(file) }.unlock(LockLevel::from_raw(level));
+        unsafe { file_of(file)? }.unlock(LockLevel::from_raw(level));
         Ok(())
     })
 }
@@ -561,7 +566,7 @@ unsafe extern "C" fn unlock(file: *mut OpenFile, level: c_int) -> c_int {
 unsafe extern "C" fn check_reserved_lock(file: *mut OpenFile, out: *mut c_int) -> c_int {
     run(|| {
         // SAFETY: an open file, and a place for the answer.
-        unsafe { *out = file_of(file).is_reserved()?.into() };
+        unsafe { *out = file_of(file)?.is_reserved()?.into() };
         Ok(())
     })
 }
@@ -576,7 +581,16 @@ unsafe extern "C" fn file_control(file: *mut OpenFile, number: c_int, arg: *mut 
     // SAFETY: the argument of the number, as SQLite defines it; an open file.
     unsafe {
         if number == codes::FCNTL_PRAGMA {
-            return pragma(file_of(file), registered.api, arg.cast());
+            return match file_of(file) {
+                Ok(file) => pragma(file, registered.api, arg.cast()),
+                Err(failure) => run(|| Err(failure)),
+            };
+        }
+        if number == codes::FCNTL_HAS_MOVED {
+            return run(|| {
+                *arg.cast::<c_int>() = file_of(file)?.has_moved().into();
+                Ok(())
+            });
         }
         let control = match number {
             codes::FCNTL_SYNC if arg.is_null() => Control::Sync(None),
@@ -587,7 +601,7 @@ unsafe extern "C" fn file_control(file: *mut OpenFile, number: c_int, arg: *mut 
             codes::FCNTL_ROLLBACK_ATOMIC_WRITE => Control::RollbackAtomicWrite,
             _ => return codes::NOTFOUND,
         };
-        run(|| match file_of(file).control(control)? {
+        run(|| match file_of(file)?.control(control)? {
             Answer::Unknown => Err(Failure::new(codes::NOTFOUND, "")),
             _ => Ok(()),
         })
@@ -714,6 +728,8 @@ mod tests {
         assert_eq!(codes::OPEN_SUPER_JOURNAL, ffi::SQLITE_OPEN_SUPER_JOURNAL);
         assert_eq!(codes::IOERR_BEGIN_ATOMIC, ffi::SQLITE_IOERR_BEGIN_ATOMIC);
         assert_eq!(codes::IOERR_DATA, ffi::SQLITE_IOERR_DATA);
+        assert_eq!(codes::READONLY_DBMOVED, ffi::SQLITE_READONLY_DBMOVED);
+        assert_eq!(codes::FCNTL_HAS_MOVED, ffi::SQLITE_FCNTL_HAS_MOVED);
         assert_eq!(codes::FCNTL_ROLLBACK_ATOMIC_WRITE, ffi::SQLITE_FCNTL_ROLLBACK_ATOMIC_WRITE);
         assert_eq!(codes::IOCAP_BATCH_ATOMIC, ffi::SQLITE_IOCAP_BATCH_ATOMIC);
     }

@@ -15,12 +15,14 @@ use crate::error::{Failure, Result};
 use crate::journal::Journal;
 use crate::locks::LockLevel;
 use crate::name::FileName;
-use crate::open_store::{StoreUse, is_shared};
+use crate::open_store::{StoreUse, find_registration};
 
 /// Bytes of the header that tell how a database is written and read: 1 for rollback journals, 2 for
 /// write-ahead logs.
 const VERSION_BYTES: std::ops::Range<usize> = 18..20;
 const MAGIC: &[u8] = b"SQLite format 3\0";
+const JOURNAL_MODES: [&str; 5] = ["delete", "truncate", "persist", "memory", "off"];
+const LOCKING_MODES: [&str; 2] = ["normal", "exclusive"];
 
 /// A file control that SQLite expects an answer to.
 #[derive(Debug)]
@@ -60,6 +62,10 @@ pub(crate) trait File: Send {
     fn is_reserved(&mut self) -> Result<bool> {
         Ok(false)
     }
+    /// Returns true if the file is not at its path any more.
+    fn has_moved(&self) -> bool {
+        false
+    }
     fn control(&mut self, _: Control<'_>) -> Result<Answer> {
         Ok(Answer::Unknown)
     }
@@ -67,7 +73,7 @@ pub(crate) trait File: Send {
 
 /// Returns the full name of a database.
 pub(crate) fn full_name(name: &[u8], store: Option<&[u8]>) -> Result<Vec<u8>> {
-    FileName::resolve(name, store, is_shared)
+    FileName::resolve(name, store, find_registration)
 }
 
 /// Opens a file; returns it and the flags it was opened with.
@@ -167,6 +173,9 @@ struct DatabaseFile {
     /// True once a message said so.
     is_busy_reported: bool,
     level: LockLevel,
+    /// Modes that pragmas have set, in lower case: SQLite cannot be asked.
+    journal_mode: String,
+    locking_mode: String,
     /// Commit that is not known to be durable.
     unsynced: Option<Ticket>,
 }
@@ -196,6 +205,8 @@ impl DatabaseFile {
             open: None,
             is_busy_reported: false,
             level: LockLevel::None,
+            journal_mode: "delete".into(),
+            locking_mode: "normal".into(),
             unsynced: None,
         };
         match file.open_database() {
@@ -251,8 +262,24 @@ impl DatabaseFile {
 
     fn run_pragma(&mut self, name: &str, argument: Option<&str>) -> Result<Answer> {
         match (name.to_ascii_lowercase().as_str(), argument) {
+            // SQLite itself knows that there is no such mode, unless it would need no shared memory.
             ("journal_mode", Some(mode)) if mode.eq_ignore_ascii_case("wal") => {
-                Ok(Answer::Text("delete".into()))
+                let is_exclusive = self.level > LockLevel::None || self.locking_mode == "exclusive";
+                Ok(match is_exclusive {
+                    true => Answer::Text(self.journal_mode.clone()),
+                    false => Answer::Unknown,
+                })
+            }
+            ("journal_mode" | "locking_mode", Some(mode)) => {
+                let mode = mode.to_ascii_lowercase();
+                let (known, modes) = match name.eq_ignore_ascii_case("journal_mode") {
+                    true => (&mut self.journal_mode, &JOURNAL_MODES[..]),
+                    false => (&mut self.locking_mode, &LOCKING_MODES[..]),
+                };
+                if modes.contains(&&*mode) {
+                    *known = mode;
+                }
+                Ok(Answer::Unknown)
             }
             ("draconis_snapshot", Some(snapshot)) => {
                 let OpenDatabase { database, store } = self.open_database()?;
@@ -347,6 +374,10 @@ impl File for DatabaseFile {
 
     fn is_reserved(&mut self) -> Result<bool> {
         Ok(self.open.as_ref().is_some_and(|open| open.database.is_reserved()))
+    }
+
+    fn has_moved(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.store.is_replaced())
     }
 
     fn control(&mut self, control: Control<'_>) -> Result<Answer> {

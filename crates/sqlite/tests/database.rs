@@ -2,11 +2,14 @@
 
 use crate::common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::common::{TestStore, integrity, open_read_only, text};
+use crate::common::{TestStore, integrity, open_read_only, text, uri};
 use draconis_access::Store;
 use draconis_objects::{Group, LifetimeHint};
+use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 fn code(error: &rusqlite::Error) -> ErrorCode {
@@ -74,10 +77,14 @@ fn a_store_needs_no_journal_mode() {
                 integrity(&app);
             }
         }
-        assert_eq!(text(&app, "PRAGMA journal_mode=WAL"), "delete");
+        for locking in ["NORMAL", "EXCLUSIVE"] {
+            app.execute_batch(&format!("PRAGMA locking_mode={locking}")).unwrap();
+            for asked in ["=WAL", "=wrong", ""] {
+                let sql = format!("PRAGMA journal_mode{asked}");
+                assert_eq!(text(&app, &sql), mode.to_lowercase(), "{locking}, {sql}");
+            }
+        }
     }
-    app.execute_batch("PRAGMA locking_mode=EXCLUSIVE").unwrap();
-    assert_eq!(text(&app, "PRAGMA journal_mode=WAL"), "delete");
     app.execute_batch("INSERT INTO t VALUES (4)").unwrap();
     drop(app);
     let app = test.open("app.db");
@@ -249,6 +256,77 @@ fn a_store_of_another_process_is_waited_for() {
     app.execute_batch("INSERT INTO t VALUES (1)").unwrap();
     closing.join().unwrap();
     assert_eq!(text(&app, "SELECT count(*) FROM t"), "1");
+}
+
+#[test]
+fn a_busy_store_is_left_to_the_busy_handler() {
+    static TRIES: AtomicUsize = AtomicUsize::new(0);
+    static OTHER: Mutex<Option<Arc<Store>>> = Mutex::new(None);
+    let test = TestStore::create(16 << 20);
+    test.open("app.db").execute_batch("CREATE TABLE t(a)").unwrap();
+    *OTHER.lock() = Some(Store::open_for_writing(&test.file).unwrap());
+    let app = test.open("app.db");
+    let give_up = |tries| {
+        TRIES.store(1, Ordering::Relaxed);
+        tries < 2
+    };
+    app.busy_handler(Some(give_up)).unwrap();
+    let found = app.execute_batch("INSERT INTO t VALUES (1)");
+    assert_eq!(code(&found.unwrap_err()), ErrorCode::DatabaseBusy);
+    assert_eq!(TRIES.load(Ordering::Relaxed), 1, "the handler was asked");
+    let release = |_| OTHER.lock().take().is_some();
+    app.busy_handler(Some(release)).unwrap();
+    app.execute_batch("INSERT INTO t VALUES (1)").unwrap();
+    assert!(OTHER.lock().is_none(), "the handler was asked");
+}
+
+#[test]
+fn a_replaced_store_takes_no_commits_and_its_path_is_the_new_one() {
+    let test = TestStore::create(64 << 20);
+    let old = test.open("app.db");
+    old.execute_batch("CREATE TABLE t(a); INSERT INTO t VALUES ('old')").unwrap();
+    let other_name = test.dir.path().join("other.store");
+    std::fs::hard_link(&test.file, &other_name).unwrap();
+    let same = Connection::open(uri(&other_name, "app.db")).unwrap();
+    same.execute_batch("INSERT INTO t VALUES ('by another name')").unwrap();
+    assert_eq!(text(&old, "SELECT count(*) FROM t"), "2");
+    let restored = TestStore::create(64 << 20);
+    std::fs::rename(&restored.file, &test.file).unwrap();
+
+    // With its own journal, of which the old connections know nothing.
+    let new = test.open("app.db");
+    new.execute_batch("CREATE TABLE t(a, b); PRAGMA cache_size=5; BEGIN").unwrap();
+    for _ in 0..100 {
+        new.execute_batch("INSERT INTO t VALUES ('new', randomblob(1000))").unwrap();
+    }
+    for mode in ["DELETE", "TRUNCATE", "PERSIST", "MEMORY", "OFF"] {
+        for locking in ["EXCLUSIVE", "NORMAL"] {
+            let set = format!("PRAGMA locking_mode={locking}; PRAGMA journal_mode={mode}");
+            old.execute_batch(&set).unwrap();
+            for _ in 0..2 {
+                let refused = old.execute_batch("INSERT INTO t VALUES ('lost')").unwrap_err();
+                let extended = refused.sqlite_error().map(|error| error.extended_code);
+                assert_eq!(extended, Some(rusqlite::ffi::SQLITE_READONLY_DBMOVED), "{set}");
+            }
+            assert!(last_error().contains("was replaced") || mode != "MEMORY", "{}", last_error());
+            assert_eq!(text(&old, "SELECT group_concat(a) FROM t"), "old,by another name");
+        }
+    }
+    assert!(old.execute_batch("PRAGMA draconis_snapshot = 'lost'").is_err());
+    new.execute_batch("ROLLBACK; INSERT INTO t VALUES ('new', 0)").unwrap();
+    let second = test.open("app.db");
+    assert_eq!(text(&second, "SELECT group_concat(a) FROM t"), "new");
+    integrity(&second);
+    drop((old, same, new));
+    let third = test.open("app.db");
+    third.execute_batch("INSERT INTO t VALUES ('third', 0)").unwrap();
+    assert_eq!(text(&second, "SELECT group_concat(a) FROM t"), "new,third");
+    drop((second, third));
+    test.check();
+    let kept = Connection::open(uri(&other_name, "app.db")).unwrap();
+    assert_eq!(text(&kept, "SELECT count(*) FROM t"), "2");
+    std::fs::remove_file(&other_name).unwrap();
+    assert!(kept.execute_batch("INSERT INTO t VALUES ('lost')").is_err());
 }
 
 #[test]

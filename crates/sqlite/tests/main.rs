@@ -6,6 +6,7 @@ mod analytics;
 mod buckets;
 mod crashes;
 mod database;
+mod forks;
 mod long;
 mod power_cuts;
 mod processes;

@@ -21,9 +21,9 @@ mod private;
 mod slices;
 
 pub use attributes::*;
+pub use block::{Block, BlockMemory};
 #[doc(hidden)]
 pub use buffer_cache::disable_buffer_cache;
-pub use block::{Block, BlockMemory};
 pub use export_activity::ExportActivity;
 pub use page::ALIGN_BYTES;
 pub use private::PrivateBuffer;

@@ -22,6 +22,7 @@ impl Store {
     /// The store is open for writing, was resized or replaced by another one, is damaged, or its
     /// disk cannot be read. The store still shows its earlier state.
     pub fn refresh(&self) -> Result<bool> {
+        self.process.check()?;
         let _one_at_a_time = self.refreshing.lock();
         self.io.disk.refresh()?;
         crate::recovery::follow::refresh(&self.core, &self.io, self.cache_bytes)

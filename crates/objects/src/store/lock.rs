@@ -35,6 +35,7 @@ impl Store {
         &self,
         look: impl Fn(Index<'_>, &dyn NodeSource) -> Result<T>,
     ) -> Result<(T, Arc<View>)> {
+        self.process.check()?;
         let mut read = NodeMap::new();
         loop {
             let core = self.core.read();
@@ -59,6 +60,7 @@ impl Store {
         brought_bytes: u64,
         mut act: impl FnMut(&mut Core, MissPolicy) -> Result<ControlFlow<RequiredIo, T>>,
     ) -> Result<T> {
+        self.process.check()?;
         let mut needs = 0;
         loop {
             let mut core = self.core.write();
