@@ -38,7 +38,6 @@ pub const IOCAP_BATCH_ATOMIC: i32 = 0x4000;
 
 pub const FCNTL_VFSNAME: i32 = 12;
 pub const FCNTL_PRAGMA: i32 = 14;
-pub const FCNTL_HAS_MOVED: i32 = 20;
 pub const FCNTL_SYNC: i32 = 21;
 pub const FCNTL_COMMIT_PHASETWO: i32 = 22;
 pub const FCNTL_BEGIN_ATOMIC_WRITE: i32 = 31;

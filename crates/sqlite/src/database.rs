@@ -336,6 +336,10 @@ impl Database {
     }
 
     pub fn lock(&self, store: &OpenStore, held: &mut LockLevel, wanted: LockLevel) -> Result<()> {
+        if wanted > LockLevel::Shared {
+            // With journal_mode=OFF, SQLite could not undo what a commit refuses.
+            store.check_not_replaced()?;
+        }
         let mut state = self.state.lock();
         self.find_if_changed(&mut state, store)?;
         match state.locks.raise(held, wanted) {

@@ -586,12 +586,6 @@ unsafe extern "C" fn file_control(file: *mut OpenFile, number: c_int, arg: *mut 
                 Err(failure) => run(|| Err(failure)),
             };
         }
-        if number == codes::FCNTL_HAS_MOVED {
-            return run(|| {
-                *arg.cast::<c_int>() = file_of(file)?.has_moved().into();
-                Ok(())
-            });
-        }
         let control = match number {
             codes::FCNTL_SYNC if arg.is_null() => Control::Sync(None),
             codes::FCNTL_SYNC => Control::Sync(Some(bytes_of(arg.cast_const().cast()))),
@@ -729,7 +723,6 @@ mod tests {
         assert_eq!(codes::IOERR_BEGIN_ATOMIC, ffi::SQLITE_IOERR_BEGIN_ATOMIC);
         assert_eq!(codes::IOERR_DATA, ffi::SQLITE_IOERR_DATA);
         assert_eq!(codes::READONLY_DBMOVED, ffi::SQLITE_READONLY_DBMOVED);
-        assert_eq!(codes::FCNTL_HAS_MOVED, ffi::SQLITE_FCNTL_HAS_MOVED);
         assert_eq!(codes::FCNTL_ROLLBACK_ATOMIC_WRITE, ffi::SQLITE_FCNTL_ROLLBACK_ATOMIC_WRITE);
         assert_eq!(codes::IOCAP_BATCH_ATOMIC, ffi::SQLITE_IOCAP_BATCH_ATOMIC);
     }

@@ -62,10 +62,6 @@ pub(crate) trait File: Send {
     fn is_reserved(&mut self) -> Result<bool> {
         Ok(false)
     }
-    /// Returns true if the file is not at its path any more.
-    fn has_moved(&self) -> bool {
-        false
-    }
     fn control(&mut self, _: Control<'_>) -> Result<Answer> {
         Ok(Answer::Unknown)
     }
@@ -374,10 +370,6 @@ impl File for DatabaseFile {
 
     fn is_reserved(&mut self) -> Result<bool> {
         Ok(self.open.as_ref().is_some_and(|open| open.database.is_reserved()))
-    }
-
-    fn has_moved(&self) -> bool {
-        self.open.as_ref().is_some_and(|open| open.store.is_replaced())
     }
 
     fn control(&mut self, control: Control<'_>) -> Result<Answer> {

@@ -265,7 +265,7 @@ fn a_busy_store_is_left_to_the_busy_handler() {
     let test = TestStore::create(16 << 20);
     test.open("app.db").execute_batch("CREATE TABLE t(a)").unwrap();
     *OTHER.lock() = Some(Store::open_for_writing(&test.file).unwrap());
-    let app = test.open("app.db");
+    let mut app = test.open("app.db");
     let give_up = |tries| {
         TRIES.store(1, Ordering::Relaxed);
         tries < 2
