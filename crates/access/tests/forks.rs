@@ -53,7 +53,7 @@ fn forked_children_cannot_use_open_stores_and_volumes() {
                 by_path.sync().unwrap();
             }
         });
-        for _ in 0..20 {
+        for _ in 0..8 {
             ForkedChild::start(|| {
                 assert_inherited(store.get(b"key"));
                 assert_inherited(store.sync());

@@ -40,7 +40,7 @@ fn forked_children_cannot_use_a_store_and_open_their_own() {
                 run(store.put(&Path::from("other"), PutPayload::from(vec![1; 9000]))).unwrap();
             }
         });
-        for _ in 0..20 {
+        for _ in 0..8 {
             ForkedChild::start(|| {
                 assert_inherited(run(store.get(&path)));
                 assert_inherited(run(store.put(&path, "child".into())));

@@ -323,10 +323,10 @@ fn a_replaced_store_takes_no_commits_and_its_path_is_the_new_one() {
     assert_eq!(text(&second, "SELECT group_concat(a) FROM t"), "new,third");
     drop((second, third));
     test.check();
-    let kept = Connection::open(uri(&other_name, "app.db")).unwrap();
-    assert_eq!(text(&kept, "SELECT count(*) FROM t"), "2");
+    let renamed = Connection::open(uri(&other_name, "app.db")).unwrap();
+    assert_eq!(text(&renamed, "SELECT count(*) FROM t"), "2");
     std::fs::remove_file(&other_name).unwrap();
-    assert!(kept.execute_batch("INSERT INTO t VALUES ('lost')").is_err());
+    assert!(renamed.execute_batch("INSERT INTO t VALUES ('lost')").is_err());
 }
 
 #[test]
