@@ -144,6 +144,7 @@ impl<T> Drop for ProcessBound<T> {
 #[derive(Debug)]
 pub struct PerProcess<T>(AtomicPtr<ProcessBound<T>>);
 
+#[allow(clippy::new_without_default, reason = "it is for statics, which cannot call a trait")]
 impl<T: Default + Send + Sync + 'static> PerProcess<T> {
     /// Returns a value that no process has yet.
     pub const fn new() -> Self {
