@@ -20,7 +20,7 @@ use draconis_service::volume::locate_for_writing;
 use serde::Serialize;
 
 use crate::edit;
-use crate::image::{self, BackingFiles, SuperblockArgs, WriteArgs};
+use crate::image::{self, BackingFiles, Force, SuperblockArgs, VolumeArgs, WriteArgs, parse_force};
 use crate::progress::{CheckProgress, ProgressMode};
 use crate::report;
 use crate::text::{EscapingOutput, escape_control_chars};
@@ -43,7 +43,7 @@ const EXIT_OPERATIONAL_ERROR: u8 = 8;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: WriteArgs,
+    place: VolumeArgs,
     /// Which superblock to use.
     #[command(flatten)]
     superblock: SuperblockArgs,
@@ -67,9 +67,11 @@ pub struct Arguments {
     /// it.
     #[arg(long, value_name = "FILE")]
     revert: Option<PathBuf>,
-    /// With `--revert`: restore the bytes even into a volume that was changed since, or another one.
-    #[arg(long, requires = "revert")]
-    force: bool,
+    /// With `--revert`, restore the bytes even into a volume that was changed since, or another one.
+    /// With raid-member, write also to a member of a RAID, which this splits from the others.
+    #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true,
+        default_missing_value = "", value_parser = parse_force)]
+    force: Vec<Option<Force>>,
     /// Limit of the changes, which are held in memory, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     memory: u64,
@@ -164,6 +166,12 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     if !arguments.yes && !arguments.preen && arguments.revert.is_none() && !may_ask {
         bail!("no terminal to ask on: -n shows the repair, -p makes what is safe, -y makes all");
     }
+    let is_forced = arguments.force.contains(&None);
+    if is_forced && arguments.revert.is_none() {
+        bail!("--force without a kind belongs to --revert");
+    }
+    let force = arguments.force.iter().flatten().copied().next();
+    let place = WriteArgs { volume: arguments.place.clone(), force };
     let saved = arguments
         .revert
         .as_deref()
@@ -174,12 +182,11 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let undo = arguments.undo.as_deref().map(create_file).transpose()?;
     let scratch = arguments.scratch.as_deref().map(create_file).transpose()?;
     image::confine_to_open_files()?;
-    let part =
-        locate_for_writing(opened.into_disk()?, &behind.start_disks(), &arguments.place.options());
+    let part = locate_for_writing(opened.into_disk()?, &behind.start_disks(), &place.options());
     let disk = part.with_context(|| image.display().to_string())?.disk;
     if let Some(mut saved) = saved {
-        let blocks = revert(&*disk, &mut saved, arguments.force)
-            .with_context(|| image.display().to_string())?;
+        let blocks =
+            revert(&*disk, &mut saved, is_forced).with_context(|| image.display().to_string())?;
         report::print_line(format_args!("{}: {blocks} blocks restored", image.display()))?;
         return Ok(Outcome::Clean);
     }

@@ -324,8 +324,8 @@ fn orphans_are_deleted_as_by_a_mount() {
         let options = draconis_ext::OpenOptions::default();
         let writing = crate::common::storm::write_options();
         let mounted = draconis_ext::Volume::open_for_writing(disk, options, writing).unwrap();
-        let kept = mounted.lookup(mounted.root(), b"kept").unwrap();
-        assert_eq!(mounted.attributes(kept).unwrap().size_bytes, 30_000);
+        let other = mounted.lookup(mounted.root(), b"kept").unwrap();
+        assert_eq!(mounted.attributes(other).unwrap().size_bytes, 30_000);
     }
 }
 

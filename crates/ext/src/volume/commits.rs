@@ -11,8 +11,9 @@ use crate::{Error, InodeNumber, Result};
 
 /// Retries of a transaction that found no space.
 const MAX_NO_SPACE_RETRIES: usize = 4;
-/// Number of waits for clients to close orphans, per attempt.
-const MAX_ORPHAN_WAITS: usize = 60;
+/// Number of waits for clients to close orphans, of a millisecond each: a mount learns of them from
+/// messages that wait behind those of others, and for a CPU.
+const MAX_ORPHAN_WAITS: usize = 300;
 /// Low-space thresholds in bytes and inodes: below these, one change may need all the free space.
 const LOW_SPACE_BYTES: u64 = 8 << 20;
 const LOW_SPACE_INODES: u64 = 16;
