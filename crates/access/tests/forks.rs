@@ -43,10 +43,14 @@ fn forked_children_cannot_use_open_stores_and_volumes() {
     std::thread::scope(|scope| {
         // Locks are held at some moments.
         let changing = scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                let mut batch = Batch::new();
-                batch.put(b"key", &[7; 9000]);
-                store.wait(store.write_keys(batch).unwrap()).unwrap();
+            for round in (0u32..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                // `keys` keeps what is overwritten: more would fill the store.
+                if round < 200 {
+                    let mut batch = Batch::new();
+                    batch.put(b"key", &[7; 9000]);
+                    store.wait(store.write_keys(batch).unwrap()).unwrap();
+                }
+                store.get(b"key").unwrap();
                 file.write_at(0, &[7; 9000]).unwrap();
                 volume.sync().unwrap();
                 by_path.write("/file", [7; 9000]).unwrap();

@@ -25,7 +25,10 @@ pub fn is_in_own_process(function: &str) -> bool {
     if std::env::var(OWN_PROCESS_VARIABLE).is_ok_and(|name| name == test) {
         return true;
     }
-    let output = child_test_command(test).env(OWN_PROCESS_VARIABLE, test).output();
+    let mut command = child_test_command(test);
+    // The standard library's lock for backtraces of errors may be held for ever in a forked child.
+    command.env(OWN_PROCESS_VARIABLE, test).env("RUST_LIB_BACKTRACE", "0");
+    let output = command.output();
     let output = output.expect("a test binary starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     eprint!("{}", text(&output.stderr));
