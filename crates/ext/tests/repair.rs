@@ -338,6 +338,11 @@ fn damaged_orphan_file_is_emptied() {
     let image = Image::from_bytes(&bytes);
     image.debugfs_write(&format!("sif <{orphan}> block[0] 0")).unwrap();
     bytes = std::fs::read(&image.path).unwrap();
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+    let repair = plan(&disk, &repairing::options(), &|_, _| {}).unwrap();
+    let actions: Vec<_> = repair.fixes.iter().map(|it| it.action).collect();
+    assert!(actions.contains(&"the file is emptied"), "{actions:?}");
+    assert!(!actions.contains(&"the orphans are deleted, as by a mount"), "{actions:?}");
     let Repaired::Whole(repaired) = repairing::repair(&bytes).unwrap() else {
         panic!("not repaired")
     };
