@@ -51,6 +51,7 @@ impl RequestLog for BufferOnlyLog {
     fn replay(&self, _: &LoggedRequest, _: &mut dyn FnMut()) {}
     fn fail_replay(&self, _: &str) {}
     fn end_replay(&self) {}
+    fn finish_replay(&self) {}
     fn orphans(&self) -> Vec<Node> {
         vec![]
     }

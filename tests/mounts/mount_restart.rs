@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::volume::run_e2fsck;
+use crate::common::volume::{run_e2fsck, run_ok};
 use crate::common::{
     Draconis, has_fault_hooks, has_fuse, has_root, mke2fs, stop_process, wait_until,
 };
@@ -67,6 +67,59 @@ fn open_files_and_changes_survive_worker_death() {
         drop((kept, gone));
         draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
         run_e2fsck(&image);
+    }
+}
+
+#[test]
+fn failed_write_stops_successors_too() {
+    if !has_fuse("a failed write before a death") || !has_root("a small tmpfs") {
+        return;
+    }
+    let names_full_disk = |text: &str| {
+        text.contains("No space left on device")
+            || text.contains("file system that holds the image")
+    };
+    for kind in ["ext2", "ext3", "ext4"] {
+        let draconis = Draconis::new();
+        let below = draconis.make_dir("below");
+        run_ok(Command::new("mount").args(["-t", "tmpfs", "-o", "size=24M", "none"]).arg(&below));
+        let image = below.join("image");
+        mke2fs(&image, None, &["-t", kind], "200M");
+        let at = draconis.mount(&image, "at", "rw");
+        // Nobody asks for the status between the error and the death.
+        let worker = worker_pid(&draconis);
+        let failed = (0..300).find_map(|number| {
+            let file = std::fs::File::create(at.join(format!("f{number}"))).ok();
+            let written = file.map(|mut file| {
+                file.write_all(&vec![number as u8; 300_000]).and_then(|()| file.sync_all())
+            });
+            (!matches!(written, Some(Ok(())))).then_some(number)
+        });
+        assert!(failed.is_some(), "{kind}: 300 files fit");
+        for restarts in 1..=2 {
+            let dead = if restarts == 1 { worker } else { worker_pid(&draconis) };
+            kill_process(Pid::from_raw(dead as i32).unwrap(), Signal::KILL).unwrap();
+            wait_until("another has taken over", || worker_pid(&draconis) != dead);
+            let error = std::fs::write(at.join("after"), "x").unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{kind}: {error}");
+            let status = &draconis.status()["mounts"][0];
+            assert_eq!(status["read_only"], true, "{kind}: {status}");
+            let failure = status["worker"]["failure"].as_str().unwrap_or_default();
+            assert!(names_full_disk(failure), "{kind}: {status}");
+            assert_eq!(std::fs::read(at.join("f0")).unwrap(), [0; 300_000], "{kind}");
+        }
+        let errors = draconis.run_failing([
+            "mount".as_ref(),
+            "-o".as_ref(),
+            "remount,rw".as_ref(),
+            at.as_os_str(),
+        ]);
+        assert!(names_full_disk(&errors), "{kind}: {errors}");
+        let errors = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
+        assert!(names_full_disk(&errors), "{kind}: {errors}");
+        wait_until("the file is free", || {
+            Command::new("umount").arg(&below).status().unwrap().success()
+        });
     }
 }
 

@@ -26,6 +26,11 @@ pub trait ChangeRecorder: Send + Sync {
     /// Records that a change failed half-way and may be visible; it was the last.
     fn record_partial_failure(&self) {}
 
+    /// Records that an error ended all changes. Nobody has learned of it yet.
+    fn record_stop(&self, why: &str) {
+        let _ = why;
+    }
+
     /// Notes that the disk has accepted all changes up to `number`.
     fn record_accepted_through(&self, number: u64);
 

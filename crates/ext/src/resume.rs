@@ -21,6 +21,7 @@ use crate::change_record::{ChangeRecord, ChangeRecorder};
 use crate::options::{OpenOptions, WriteOptions};
 use crate::transaction::Transaction;
 use crate::volume::Volume;
+use crate::write_context::StopReason;
 use crate::{Error, InodeNumber, MmpClaim, Result};
 
 /// Knowledge about a process that crashed with a volume open for writing.
@@ -74,6 +75,16 @@ impl Volume {
     pub fn stop_on_mismatch(&self, why: &str) {
         if let Some(writing) = &self.writing {
             writing.state.write().stop(&Error::Unsupported { feature: why.to_owned() });
+        }
+    }
+
+    /// Stops all changes, as in the process that crashed, which recorded `why`.
+    pub fn stop_as_before(&self, why: String) {
+        if let Some(writing) = &self.writing {
+            let mut state = writing.state.write();
+            if state.stopped().is_none() {
+                state.set_stopped(Some(StopReason::Failed(why)));
+            }
         }
     }
 

@@ -48,8 +48,8 @@ pub(crate) struct WriteContext {
     pub(crate) on_no_space: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Callback for queued data that a separate thread sends.
     pub(crate) on_queued_contents: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Recorder of every change, for a restarted process.
-    pub(crate) change_recorder: OnceLock<Arc<dyn ChangeRecorder>>,
+    /// Recorder of every change, for a restarted process; shared with the state.
+    pub(crate) change_recorder: Arc<OnceLock<Arc<dyn ChangeRecorder>>>,
     /// MMP claim, if other hosts can reach the volume.
     pub(crate) claim: Option<MmpClaim>,
 }
@@ -62,6 +62,7 @@ impl WriteContext {
     ) -> Self {
         Self {
             stopped: writer.is_stopped.clone(),
+            change_recorder: writer.change_recorder.clone(),
             state: RwLock::new(writer),
             commit_queue,
             group_commit: GroupCommit::default(),
@@ -72,7 +73,6 @@ impl WriteContext {
             on_first_change: Mutex::default(),
             on_no_space: OnceLock::new(),
             on_queued_contents: OnceLock::new(),
-            change_recorder: OnceLock::new(),
             claim: None,
         }
     }
@@ -119,6 +119,7 @@ pub(crate) struct WriteState {
     stopped: Option<StopReason>,
     /// Copy of `stopped` that is readable without the write lock.
     is_stopped: Arc<AtomicBool>,
+    change_recorder: Arc<OnceLock<Arc<dyn ChangeRecorder>>>,
     /// True if the volume was cleanly unmounted before.
     pub(crate) was_clean: bool,
     /// True if the superblock on disk has the "in use" mark.
@@ -176,6 +177,7 @@ impl WriteState {
             tmpfiles: HashSet::new(),
             stopped: None,
             is_stopped: Arc::default(),
+            change_recorder: Arc::default(),
             was_clean,
             is_marked_in_use: false,
             next_top_dir_group: 0,
@@ -206,8 +208,13 @@ impl WriteState {
 
     pub(crate) fn stop(&mut self, why: &Error) {
         if self.stopped.is_none() {
+            let why = why.to_string();
             log::error!("{why}: the volume is read-only from now on");
-            self.set_stopped(Some(StopReason::Failed(why.to_string())));
+            // Recorded before a client can learn of it.
+            if let Some(recorder) = self.change_recorder.get() {
+                recorder.record_stop(&why);
+            }
+            self.set_stopped(Some(StopReason::Failed(why)));
         }
     }
 

@@ -20,7 +20,9 @@
 //! Law 2: an entry is freed only once the disk has accepted the change and the reply was sent.
 //! Law 3: a successor trusts nothing in the oplog: a process that parsed an untrusted volume wrote
 //! it. Invalid contents end all changes.
-//! Law 4: a pool buffer is in use as long as an entry refers to it, or the volume has not submitted
+//! Law 4: an error that ends all changes is in the oplog before a client learns of it, so that every
+//! later worker stops, too. Only another mount writes again.
+//! Law 5: a pool buffer is in use as long as an entry refers to it, or the volume has not submitted
 //! its data. The process that writes the data copies it from there, and not before.
 
 mod orphans;
@@ -75,6 +77,11 @@ const MARKED_EPOCH_OFFSET: usize = 8;
 /// Offset of the requests in flight, one slot per thread.
 const IN_FLIGHT_OFFSET: usize = 64;
 const IN_FLIGHT_SLOTS: usize = 32;
+/// Offsets of the length and text of the error that ended all changes; the length is 0 if none did.
+const STOP_LEN_OFFSET: usize = IN_FLIGHT_OFFSET + 8 * IN_FLIGHT_SLOTS;
+const STOP_TEXT_OFFSET: usize = STOP_LEN_OFFSET + 8;
+/// Greatest length of that text, in bytes; a longer one is cut.
+const MAX_STOP_TEXT_BYTES: usize = 1024;
 
 /// Offsets of the fields of an entry.
 const ENTRY_LEN_OFFSET: usize = 0;
@@ -231,6 +238,14 @@ impl OpLog {
     /// Records whether the volume was clean before it was opened.
     pub(crate) fn record_clean_mark(&self, clean: bool) {
         self.memory.atomic_u64(CLEAN_MARK_OFFSET).store(1 + u64::from(clean), Ordering::Relaxed);
+    }
+
+    /// Returns the error that ended all changes of this or an earlier worker.
+    pub(crate) fn stop_reason(&self) -> Option<String> {
+        let len = self.memory.atomic_u64(STOP_LEN_OFFSET).load(Ordering::Acquire);
+        let mut text = vec![0; len.min(MAX_STOP_TEXT_BYTES as u64) as usize];
+        self.memory.copy_out(STOP_TEXT_OFFSET, &mut text);
+        (len != 0).then(|| String::from_utf8_lossy(&text).into_owned())
     }
 
     /// Returns the orphans that earlier workers recorded, and possibly others; `None` if there were
@@ -623,6 +638,15 @@ impl ChangeRecorder for OpLog {
             self.u32_field(at, ENTRY_STATE_OFFSET).store(STATE_APPLIED, Ordering::Release);
         }
         DelayPoint::Logged.pass();
+    }
+
+    fn record_stop(&self, why: &str) {
+        // The first error stays: later ones follow from it.
+        if self.stop_reason().is_none() {
+            let text = &why[..why.floor_char_boundary(MAX_STOP_TEXT_BYTES)];
+            self.memory.copy_in(STOP_TEXT_OFFSET, text.as_bytes());
+            self.memory.atomic_u64(STOP_LEN_OFFSET).store(text.len() as u64, Ordering::Release);
+        }
     }
 
     fn record_accepted_through(&self, number: u64) {

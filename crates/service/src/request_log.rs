@@ -215,6 +215,13 @@ impl RequestLog for WorkerRequestLog {
         self.log.finish_inherited(left.into_keys());
     }
 
+    fn finish_replay(&self) {
+        let (Some(tree), Some(why)) = (self.opened_tree(), self.log.stop_reason()) else { return };
+        // What the disk takes now is not lost; an error here ends changes, too.
+        self.submit_pending_changes();
+        tree.volume().stop_as_before(why);
+    }
+
     fn orphans(&self) -> Vec<Node> {
         let all = self.opened_tree().map(|tree| tree.volume().orphans()).unwrap_or_default();
         all.into_iter().map(|inode| Node(inode.0.into())).collect()

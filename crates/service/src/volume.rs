@@ -150,6 +150,22 @@ pub fn open_for_mount(
     Ok(tree)
 }
 
+/// Opens for reading a volume whose changes ended with `failure` in an earlier worker, and which
+/// cannot be opened for writing.
+///
+/// # Errors
+/// See [`OpenError`].
+pub(crate) fn open_after_failure(
+    disk: Arc<dyn Disk>,
+    backing_files: &[Arc<dyn Disk>],
+    options: &MountOptions,
+    failure: String,
+) -> Result<VolumeTree, OpenError> {
+    let mut tree = open(disk, backing_files, options)?;
+    tree.earlier_failure = Some(failure);
+    Ok(tree)
+}
+
 /// Returns true if a disk is in a store and allocates space on write: those disks are atomic.
 fn is_in_store(disk: &Properties) -> bool {
     disk.discards && disk.atomic == Atomic::AgainstPowerCut
@@ -263,6 +279,9 @@ pub struct VolumeTree {
     opened_writable: bool,
     /// The reason why it was opened read-only although writing was requested.
     read_only_reason: Option<String>,
+    /// The error that ended all changes in an earlier worker, if it also kept this one from opening
+    /// the volume for writing.
+    earlier_failure: Option<String>,
     /// True if it is in a partition of a backup GPT.
     uses_backup_gpt: bool,
     /// Notes for the user about deleted files.
@@ -330,6 +349,7 @@ impl VolumeTree {
             image: None,
             opened_writable: writing,
             read_only_reason,
+            earlier_failure: None,
             uses_backup_gpt: false,
             notes: vec![],
             durable,
@@ -365,7 +385,7 @@ impl VolumeTree {
     /// The error that stopped writing, now or before, for the user.
     pub fn close(&self) -> Result<(), String> {
         if !self.opened_writable {
-            return Ok(());
+            return self.earlier_failure.clone().map_or(Ok(()), Err);
         }
         let closed = self.volume.close();
         match (self.volume.failure(), closed) {
@@ -386,7 +406,7 @@ impl VolumeTree {
         if read_only {
             return self.close();
         }
-        self.volume.reopen().map_err(|error| match self.volume.failure() {
+        self.volume.reopen().map_err(|error| match self.failure() {
             Some(why) => why,
             None if !self.opened_writable => {
                 "it was mounted read-only: unmount it and mount it again".into()
@@ -410,6 +430,11 @@ impl VolumeTree {
         !self.volume.is_writable()
     }
 
+    /// Returns the error that ended all changes.
+    fn failure(&self) -> Option<String> {
+        self.volume.failure().or_else(|| self.earlier_failure.clone())
+    }
+
     /// Returns its figures for `draconis status`.
     pub fn status(&self) -> WorkerStatus {
         let all = self.volume.statistics();
@@ -430,7 +455,7 @@ impl VolumeTree {
                 cache("data", all.data),
             ],
             notes: self.status_notes(),
-            failure: self.volume.failure(),
+            failure: self.failure(),
             ..WorkerStatus::default()
         }
     }

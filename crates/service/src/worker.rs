@@ -30,7 +30,7 @@ use crate::options::UringUse;
 use crate::protocol::WorkerStatus;
 use crate::request_log::{WorkerRequestLog, WorkerStart};
 use crate::sandbox::{Confinement, SandboxProfile, close_other_fds, confine};
-use crate::volume::{OpenError, VolumeTree, open, open_for_mount};
+use crate::volume::{OpenError, VolumeTree, open, open_after_failure, open_for_mount};
 use crate::worker_process::{
     EXIT_LOST_WRITES, FIRST_DISK_LANE, REQUEST_READ_ONLY, VOLUME_LANE, receive_descriptors,
 };
@@ -277,7 +277,15 @@ impl<S: RequestServer> WorkerControl<S> {
         }
         let orphans = || log.orphans();
         let before = was_clean.map(|was_clean| CrashedProcess { was_clean, orphans: orphans() });
-        let tree = open_for_mount(disk, &behind, options, before)?;
+        let tree = match (open_for_mount(disk.clone(), &behind, options, before), log.stop_reason())
+        {
+            // What ended changes can also keep the journal from being recovered.
+            (Err(error), Some(failure)) => {
+                log::warn!("the volume is only read: {error}");
+                open_after_failure(disk, &behind, options, failure)?
+            }
+            (opened, _) => opened?,
+        };
         if tree.is_read_only() {
             return Ok(tree);
         }
@@ -288,7 +296,8 @@ impl<S: RequestServer> WorkerControl<S> {
         tree.set_change_recorder(log.clone());
         // The kernel sends the FORGET of an orphan only after other requests.
         volume.on_no_space(|| std::thread::sleep(Duration::from_millis(1)));
-        if start.closed {
+        // An error that ended changes ends them again once all are replayed.
+        if start.closed && log.stop_reason().is_none() {
             tree.close().map_err(OpenError::Options)?;
         }
         self.start_periodic_commits(Duration::from_secs(options.commit_s.max(1)), volume);

@@ -59,6 +59,9 @@ pub trait RequestLog: Sync {
     /// Ends the replay: no client will repeat a request of an earlier server.
     fn end_replay(&self);
 
+    /// Handles the end of the replay: if an error had ended all changes, it ends them again.
+    fn finish_replay(&self);
+
     /// Returns orphan nodes that may have users which this server has not counted.
     fn orphans(&self) -> Vec<Node>;
 

@@ -81,6 +81,8 @@ impl RequestLog for ScriptedLog {
 
     fn end_replay(&self) {}
 
+    fn finish_replay(&self) {}
+
     fn orphans(&self) -> Vec<Node> {
         vec![]
     }

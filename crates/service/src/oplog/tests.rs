@@ -229,3 +229,15 @@ fn corrupt_oplog_does_not_panic() {
         memory.atomic_u64(TAIL_AND_HEAD_OFFSET).store(0, Ordering::Relaxed);
     }
 }
+
+#[test]
+fn first_stop_reason_outlives_workers() {
+    let memory = create_memory().unwrap();
+    let log = reopen_oplog(&memory, 1);
+    assert_eq!(log.stop_reason(), None);
+    let long = "é".repeat(MAX_STOP_TEXT_BYTES);
+    log.record_stop(&long);
+    log.record_stop("a later error");
+    let cut = &long[..MAX_STOP_TEXT_BYTES];
+    assert_eq!(reopen_oplog(&memory, 2).stop_reason().as_deref(), Some(cut));
+}

@@ -49,6 +49,12 @@ impl ChangeRecorder for ChangeFanout {
         self.lock_clients().retain(ChangeNotifier::notify_change);
     }
 
+    fn record_stop(&self, why: &str) {
+        if let Some(next) = self.next.get() {
+            next.record_stop(why);
+        }
+    }
+
     fn record_accepted_through(&self, number: u64) {
         if let Some(next) = self.next.get() {
             next.record_accepted_through(number);

@@ -9,6 +9,7 @@
 //! never answered before it sends a new one; after that it resends none.
 //! Law 2: a replay ends as the change did. A change that failed is not replayed; one that succeeded
 //! and fails in the replay makes the volume read-only.
+//! Law 3: an error that made the volume read-only does so again, after the replay.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -100,6 +101,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         for (at, one) in inherited.iter().enumerate() {
             self.replay_entry(&fuse, recorder, one, &inherited[at + 1..]);
         }
+        recorder.finish_replay();
         self.pending_replies.is_resend_possible.store(true, Ordering::Relaxed);
         if InjectedFault::Resend.is_made() {
             return;
