@@ -21,6 +21,7 @@ mod api;
 mod cache;
 #[cfg_attr(not(feature = "clouds"), path = "no_clouds.rs")]
 mod clouds;
+mod directory;
 mod disk;
 mod epoch;
 mod journal;

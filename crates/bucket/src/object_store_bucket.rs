@@ -21,6 +21,7 @@ use tokio::runtime::{Builder, Handle};
 
 use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
 use crate::clouds;
+use crate::directory::BucketDirectory;
 
 /// Longest object that is read as a whole.
 const MAX_WHOLE_READ_BYTES: u64 = 64 << 20;
@@ -31,6 +32,8 @@ pub struct ObjectStoreBucket {
     /// Folder of all keys.
     prefix: Path,
     network: NetworkRuntime,
+    /// Set if it is a directory.
+    directory: Option<BucketDirectory>,
 }
 
 /// A thread that drives network I/O. It ends when this is dropped.
@@ -108,7 +111,7 @@ impl ObjectStoreBucket {
                 ));
             }
         };
-        Ok(Self { store, prefix: prefix_path(address, prefix)?, network })
+        Ok(Self { store, prefix: prefix_path(address, prefix)?, network, directory: None })
     }
 
     fn open_directory(
@@ -134,22 +137,31 @@ impl ObjectStoreBucket {
             Err(error) => return Err(format!("{address}: {error}")),
         };
         // Otherwise acknowledged data may be lost in a power cut.
-        Ok(Self { store: Arc::new(store.with_fsync(true)), prefix: Path::ROOT, network })
+        let store = Arc::new(store.with_fsync(true));
+        let directory = Some(BucketDirectory::new(path.to_owned()));
+        Ok(Self { store, prefix: Path::ROOT, network, directory })
     }
 
     fn path(&self, key: &str) -> Path {
         self.prefix.parts().chain(Path::from(key).parts()).collect()
     }
 
+    fn request<T>(&self, request: impl FnOnce() -> RequestResult<T>) -> RequestResult<T> {
+        match &self.directory {
+            Some(directory) => directory.request(request),
+            None => request(),
+        }
+    }
+
     fn write(&self, key: &str, bytes: Bytes, mode: PutMode) -> RequestResult<()> {
         let (path, options) = (self.path(key), PutOptions { mode, ..PutOptions::default() });
         let put = self.store.put_opts(&path, bytes.into(), options);
-        match self.network.block_on(put) {
+        self.request(|| match self.network.block_on(put) {
             Ok(_) => Ok(()),
             // A missing object cannot be the cause of a failed write: the bucket is missing.
             Err(error @ Error::NotFound { .. }) => Err(RequestError::Denied(error_message(&error))),
             Err(error) => Err(to_request_error(&error)),
-        }
+        })
     }
 }
 
@@ -170,43 +182,46 @@ impl BucketApi for ObjectStoreBucket {
             _ => MAX_WHOLE_READ_BYTES,
         };
         let options = GetOptions { range, ..GetOptions::default() };
-        self.network
-            .block_on(async {
-                let got = self.store.get_opts(&path, options).await?;
-                let mut out = Vec::new();
-                let mut stream = got.into_stream();
-                while let Some(bytes) = stream.try_next().await? {
-                    out.extend_from_slice(&bytes);
-                    if out.len() as u64 > most {
-                        break;
+        let get = || {
+            self.network
+                .block_on(async {
+                    let got = self.store.get_opts(&path, options).await?;
+                    let mut out = Vec::new();
+                    let mut stream = got.into_stream();
+                    while let Some(bytes) = stream.try_next().await? {
+                        out.extend_from_slice(&bytes);
+                        if out.len() as u64 > most {
+                            break;
+                        }
                     }
-                }
-                Ok(out)
-            })
-            .map_err(|error| to_request_error(&error))
-            .and_then(|out| match out.len() as u64 > most {
-                true => {
-                    Err(RequestError::Permanent("more bytes came than were asked for".to_owned()))
-                }
-                false => Ok(out.into()),
-            })
+                    Ok(out)
+                })
+                .map_err(|error| to_request_error(&error))
+                .and_then(|out| match out.len() as u64 > most {
+                    true => Err(RequestError::Permanent(
+                        "more bytes came than were asked for".to_owned(),
+                    )),
+                    false => Ok(out.into()),
+                })
+        };
+        self.request(get)
     }
 
     fn head(&self, key: &str) -> RequestResult<u64> {
         let path = self.path(key);
-        let meta = self.network.block_on(self.store.head(&path));
-        meta.map(|meta| meta.size).map_err(|error| to_request_error(&error))
+        let head = || self.network.block_on(self.store.head(&path));
+        self.request(|| head().map(|meta| meta.size).map_err(|error| to_request_error(&error)))
     }
 
     fn delete(&self, key: &str) -> RequestResult<()> {
         let path = self.path(key);
-        match self.network.block_on(self.store.delete(&path)) {
+        self.request(|| match self.network.block_on(self.store.delete(&path)) {
             Ok(()) => Ok(()),
             Err(error) => match to_request_error(&error) {
                 RequestError::NotFound => Ok(()),
                 trouble => Err(trouble),
             },
-        }
+        })
     }
 
     fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
@@ -225,14 +240,16 @@ impl ObjectStoreBucket {
         &self,
         listed: BoxStream<'static, object_store::Result<ObjectMeta>>,
     ) -> RequestResult<Vec<ListEntry>> {
-        let all = self.network.block_on(listed.try_collect::<Vec<_>>());
-        let all = all.map_err(|error| match error {
-            // A directory changed while it was listed; buckets report what they lack.
-            Error::NotFound { .. } if self.prefix.is_root() => {
-                RequestError::Transient(error_message(&error))
-            }
-            Error::NotFound { .. } => RequestError::Denied(error_message(&error)),
-            error => to_request_error(&error),
+        let list = || self.network.block_on(listed.try_collect::<Vec<_>>());
+        let all = self.request(|| {
+            list().map_err(|error| match error {
+                // A directory changed while it was listed; buckets report what they lack.
+                Error::NotFound { .. } if self.prefix.is_root() => {
+                    RequestError::Transient(error_message(&error))
+                }
+                Error::NotFound { .. } => RequestError::Denied(error_message(&error)),
+                error => to_request_error(&error),
+            })
         })?;
         let ours = all.into_iter().filter_map(|meta| {
             let key: Path = meta.location.prefix_match(&self.prefix)?.collect();

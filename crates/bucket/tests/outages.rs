@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use draconis_bucket::{
-    BucketApi, BucketDisk, BucketOptions, ListEntry, MemoryBucket, RequestError, RequestResult,
+    BucketApi, BucketDisk, BucketOptions, ListEntry, MemoryBucket, ObjectStoreBucket, RequestError,
+    RequestResult,
 };
 use draconis_device::{Disk, Error, Extent, Group, Ticket, Write};
 use draconis_testkit::wait::{wait_for, wait_until};
@@ -191,4 +192,39 @@ fn fenced_writer_reports_fencing_without_writing() {
     let why = wait_for("the writer is fenced", || disk.write_state().error);
     assert!(why.contains("taken over by another machine"), "{why}");
     drop(other);
+}
+
+#[test]
+fn directory_that_is_away_is_waited_for() {
+    let place = tempfile::tempdir().unwrap();
+    let [path, elsewhere] = ["bucket", "away"].map(|name| place.path().join(name));
+    std::fs::create_dir(&path).unwrap();
+    let address = format!("file://{}", path.display());
+    let patient = BucketOptions { deadline: NEVER, ..options(true) };
+    let bucket = || Arc::new(ObjectStoreBucket::open(&address, false, NEVER).unwrap());
+    drop(BucketDisk::create(bucket(), &address, 1 << 20, false, &options(false)).unwrap());
+    let disk = BucketDisk::open(bucket(), &address, &patient).unwrap();
+    disk.wait_durable(write(&disk, 0, 1)).unwrap();
+    let retries = |disk: &BucketDisk| disk.requests().again;
+    for (round, is_replaced) in (2..).zip([false, true]) {
+        std::fs::rename(&path, &elsewhere).unwrap();
+        if is_replaced {
+            std::fs::create_dir(&path).unwrap();
+        }
+        let before = retries(&disk);
+        let ticket = write(&disk, 1, round);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| disk.wait_durable(ticket));
+            wait_until("it was tried again", || retries(&disk) > before + 5);
+            // Nothing is made in its place.
+            assert_eq!(std::fs::remove_dir(&path).is_ok(), is_replaced);
+            assert!(!path.exists());
+            std::fs::rename(&elsewhere, &path).unwrap();
+            waiting.join().unwrap().unwrap();
+        });
+        assert!(disk.write_state().error.is_none());
+    }
+    disk.close();
+    let disk = BucketDisk::open_to_read(bucket(), &address, &options(false)).unwrap();
+    assert_eq!([0, 1].map(|at| read_byte(&disk, at)), [1, 3]);
 }
