@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use self::backlogs::Backlogs;
 use self::checkpoint::Checkpoints;
+pub(crate) use self::space::SpaceUse;
 use self::space::{NoSpaceState, Reserve};
 use crate::cleaner::Cleaner;
 use crate::index::view::View;
@@ -122,21 +123,21 @@ impl Core {
         }
         let room = match with_miss_policy(&self.log.io, patience, |nodes| self.plan(group, nodes))?
         {
-            ControlFlow::Continue(plan) => plan.space_needed(),
+            ControlFlow::Continue((plan, space_use)) => (plan.needed_bytes(), space_use),
             ControlFlow::Break(need) => return Ok(ControlFlow::Break(need)),
         };
         self.apply_as_group(room, group.bytes.len() as u64, |core| core.apply(group))
             .map(ControlFlow::Continue)
     }
 
-    /// Applies `apply` as one group of `needed_bytes`; if it only `frees`, from the delete reserve.
+    /// Applies `apply` as one group of `needed_bytes`.
     pub fn apply_as_group(
         &mut self,
-        (needed_bytes, frees): (u64, bool),
+        (needed_bytes, space_use): (u64, SpaceUse),
         brought_bytes: u64,
         apply: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<Ticket> {
-        self.ensure_space(needed_bytes, frees)?;
+        self.ensure_space(needed_bytes, space_use)?;
         // From here on any failure stops the store: half a group may be in the commit.
         if let Err(error) = apply(self) {
             self.has_partial_group = true;

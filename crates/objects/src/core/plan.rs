@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use crate::core::Core;
+use crate::core::space::SpaceUse;
 use crate::entry::{
     CHECKSUM_BLOCK_BYTES, Key, MAX_KEY_BYTES, MAX_NAME_BYTES, ObjectRecord, name_key, value_key,
 };
@@ -24,13 +25,12 @@ fn check_name(len: usize) -> Result<()> {
 pub(super) struct GroupPlan {
     objects: HashMap<ObjectId, Option<ObjectRecord>>,
     needed_bytes: u64,
-    only_frees: bool,
 }
 
 impl GroupPlan {
-    /// Returns the bytes that it needs, and true if it only frees.
-    pub fn space_needed(&self) -> (u64, bool) {
-        (self.needed_bytes, self.only_frees)
+    /// Returns the bytes that it needs.
+    pub fn needed_bytes(&self) -> u64 {
+        self.needed_bytes
     }
 
     fn cached_record(
@@ -61,6 +61,32 @@ impl GroupPlan {
         }
     }
 
+    /// Returns what an operation does to the space, before it is planned.
+    fn space_use_of(
+        &mut self,
+        index: &Index<'_>,
+        nodes: &dyn NodeSource,
+        op: &GroupOp,
+    ) -> Result<SpaceUse> {
+        Ok(match *op {
+            GroupOp::Truncate { .. }
+            | GroupOp::Punch { .. }
+            | GroupOp::Delete { .. }
+            | GroupOp::Remove { .. }
+            | GroupOp::Unname { .. } => SpaceUse::Frees,
+            GroupOp::Write { id, at, len, .. } => {
+                let record = self.cached_record(index, nodes, id)?;
+                // Bytes of a parent stay where they are.
+                let is_own = record.parent.is_none();
+                match is_own && at.saturating_add(len as u64) <= record.len {
+                    true => SpaceUse::Replaces,
+                    false => SpaceUse::Grows,
+                }
+            }
+            _ => SpaceUse::Grows,
+        })
+    }
+
     fn add_space(&mut self, bytes: usize) {
         self.needed_bytes = self.needed_bytes.saturating_add(bytes as u64);
     }
@@ -75,12 +101,18 @@ impl GroupPlan {
 }
 
 impl Core {
-    /// Plans a group and checks that it can be applied.
-    pub(super) fn plan(&self, group: &Group, nodes: &dyn NodeSource) -> Result<GroupPlan> {
+    /// Plans a group and checks that it can be applied. Returns what it does to the space.
+    pub(super) fn plan(
+        &self,
+        group: &Group,
+        nodes: &dyn NodeSource,
+    ) -> Result<(GroupPlan, SpaceUse)> {
         let mut plan = GroupPlan::default();
         let index = self.levels.index();
+        let mut space_use = SpaceUse::Frees;
         for op in &group.ops {
             plan.add_space(96);
+            space_use = space_use.max(plan.space_use_of(&index, nodes, op)?);
             match *op {
                 GroupOp::Create { id, hint } => {
                     plan.objects.insert(id, Some(ObjectRecord::new(hint)));
@@ -115,11 +147,9 @@ impl Core {
                         return Err(Error::Misuse("an object that would be too long"));
                     }
                     record.len = len;
-                    plan.only_frees = true;
                 }
                 GroupOp::Punch { id, .. } => {
                     plan.mutable_object(&index, nodes, id)?;
-                    plan.only_frees = true;
                 }
                 GroupOp::Name { name_len, id, .. } => {
                     check_name(name_len)?;
@@ -130,7 +160,6 @@ impl Core {
                     check_name(name_len)?;
                     index.get(nodes, &name_key(group.bytes_at(name, name_len)))?;
                     plan.add_space(name_len.saturating_mul(2));
-                    plan.only_frees = true;
                 }
                 GroupOp::Delete { id } => {
                     let mut parent = plan.mutable_object(&index, nodes, id)?.parent;
@@ -143,7 +172,6 @@ impl Core {
                             plan.objects.insert(below, None);
                         }
                     }
-                    plan.only_frees = true;
                 }
                 GroupOp::Put { key_len, value_len, .. } => {
                     self.check_key(key_len)?;
@@ -153,23 +181,16 @@ impl Core {
                 GroupOp::Remove { key_len, .. } => {
                     self.check_key(key_len)?;
                     plan.add_space(key_len.saturating_mul(2));
-                    plan.only_frees = true;
                 }
             }
         }
-        // A group that only frees may use the delete reserve.
-        plan.only_frees &= group.bytes.len() <= 4096 + MAX_KEY_BYTES
-            && group.ops.iter().all(|op| {
-                matches!(
-                    op,
-                    GroupOp::Truncate { .. }
-                        | GroupOp::Punch { .. }
-                        | GroupOp::Delete { .. }
-                        | GroupOp::Remove { .. }
-                        | GroupOp::Unname { .. }
-                )
-            });
-        Ok(plan)
+        // Many keys to remove are as much to write as others to put.
+        if group.ops.is_empty()
+            || space_use == SpaceUse::Frees && group.bytes.len() > 4096 + MAX_KEY_BYTES
+        {
+            space_use = SpaceUse::Grows;
+        }
+        Ok((plan, space_use))
     }
 
     /// Returns an error if an object has too many ancestors for another child.

@@ -7,7 +7,8 @@
 //!
 //! Law 1: each group leaves space for the checkpoint after it: the store opens, and can free space.
 //! Law 2: groups that only free space may use the delete reserve; others are refused before it is
-//! touched.
+//! touched. Groups that replace bytes need space until the old ones are freed: they may also use
+//! the reserves for bursts and for merges.
 //! Law 3: repeating a refused request costs nothing.
 use crate::codec::to_usize_saturating;
 use crate::core::Core;
@@ -20,10 +21,22 @@ use crate::{Error, Result};
 /// Checkpoints without a gain after which reclamation gives up.
 const MAX_FUTILE_CHECKPOINTS: usize = 8;
 
+/// What a group does to the space of the store, the least first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum SpaceUse {
+    /// It only frees space.
+    Frees,
+    /// It replaces bytes within the lengths of objects, and may free space.
+    Replaces,
+    /// It may need more space than before.
+    Grows,
+}
+
 /// A refused request and the state at that time: the refusal is repeated until the state changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoSpaceState {
     needed_bytes: u64,
+    space_use: SpaceUse,
     groups: u64,
     free: usize,
     epochs: usize,
@@ -141,45 +154,54 @@ impl Core {
             .saturating_sub(self.reserve.capacity_bytes)
     }
 
-    /// Ensures that a group of `needed_bytes` fits, from the delete reserve if it only `frees`.
-    pub fn ensure_space(&mut self, needed_bytes: u64, frees: bool) -> Result<()> {
-        let kept =
-            if frees { self.reserve.reserved_segments } else { self.reserve.unusable_segments };
-        let needed = self.segments_needed(needed_bytes).saturating_add(kept);
-        let is_roomy = match frees {
-            true => !self.must_merge_runs(needed_bytes),
-            false => self.has_space_beside_merge(needed_bytes),
+    /// Returns true if so many more bytes leave what merges need.
+    fn is_roomy(&self, needed_bytes: u64, space_use: SpaceUse) -> bool {
+        match space_use {
+            SpaceUse::Frees => !self.must_merge_runs(needed_bytes),
+            SpaceUse::Replaces => {
+                let bytes = self.log.segments.total_rewrite_bytes().saturating_add(needed_bytes);
+                bytes <= self.reserve.capacity_bytes && !self.must_merge_runs(needed_bytes)
+            }
+            SpaceUse::Grows => self.has_space_beside_merge(needed_bytes),
+        }
+    }
+
+    /// Ensures that a group of `needed_bytes` fits.
+    pub fn ensure_space(&mut self, needed_bytes: u64, space_use: SpaceUse) -> Result<()> {
+        let kept = match space_use {
+            SpaceUse::Frees | SpaceUse::Replaces => self.reserve.reserved_segments,
+            SpaceUse::Grows => self.reserve.unusable_segments,
         };
-        if self.log.segments.free_segments() >= needed && is_roomy {
+        let needed = self.segments_needed(needed_bytes).saturating_add(kept);
+        if self.log.segments.free_segments() >= needed && self.is_roomy(needed_bytes, space_use) {
             return Ok(());
         }
         self.release();
-        let now = self.no_space_state(needed_bytes);
+        let now = self.no_space_state(needed_bytes, space_use);
         let is_as_before = |was: &NoSpaceState| {
-            NoSpaceState { needed_bytes, ..*was } == now && needed_bytes >= was.needed_bytes
+            NoSpaceState { needed_bytes, space_use, ..*was } == now
+                && needed_bytes >= was.needed_bytes
+                && space_use >= was.space_use
         };
-        if !frees && self.last_no_space.as_ref().is_some_and(is_as_before) {
+        if space_use != SpaceUse::Frees && self.last_no_space.as_ref().is_some_and(is_as_before) {
             return Err(self.no_space(needed_bytes));
         }
-        self.find_space(needed, needed_bytes, frees).map_err(|error| self.stop(error))?;
+        self.find_space(needed, needed_bytes, space_use).map_err(|error| self.stop(error))?;
         // Freeing groups continue as long as their checkpoint has space: a snapshot may pin the
         // freed segments.
-        let is_enough = match frees {
-            true => {
-                let free = self.log.segments.free_segments();
+        let free = self.log.segments.free_segments();
+        let is_enough = match space_use {
+            SpaceUse::Frees => {
                 free.saturating_add(self.reserve.reserved_segments)
                     > needed.saturating_add(self.checkpoint_segments())
             }
-            false => {
-                self.log.segments.free_segments() >= needed
-                    && self.has_space_beside_merge(needed_bytes)
-            }
+            _ => free >= needed && self.is_roomy(needed_bytes, space_use),
         };
         if is_enough {
             return Ok(());
         }
-        if !frees {
-            self.last_no_space = Some(self.no_space_state(needed_bytes));
+        if space_use != SpaceUse::Frees {
+            self.last_no_space = Some(self.no_space_state(needed_bytes, space_use));
         }
         Err(self.no_space(needed_bytes))
     }
@@ -190,21 +212,19 @@ impl Core {
         // With their entries, and padding at the ends of commits.
         self.ensure_space(
             bytes.saturating_add(bytes / 8).saturating_add(self.segment_bytes()),
-            false,
+            SpaceUse::Grows,
         )
     }
 
-    fn find_space(&mut self, needed: usize, needed_bytes: u64, frees: bool) -> Result<()> {
-        if self.must_merge_runs(needed_bytes)
-            || !frees && !self.has_space_beside_merge(needed_bytes)
-        {
+    fn find_space(&mut self, needed: usize, needed_bytes: u64, space_use: SpaceUse) -> Result<()> {
+        if self.must_merge_runs(needed_bytes) || !self.is_roomy(needed_bytes, space_use) {
             // Overwritten entries may not be accounted yet.
             self.checkpoint_now()?;
             if self.must_merge_runs(needed_bytes) {
                 self.merge_now()?;
                 self.checkpoint_now()?;
             }
-            if !frees && !self.has_space_beside_merge(needed_bytes) {
+            if space_use != SpaceUse::Frees && !self.is_roomy(needed_bytes, space_use) {
                 return Ok(());
             }
         }
@@ -223,9 +243,15 @@ impl Core {
         Error::NoSpace { needed_bytes, free_bytes, kept_bytes: self.reserved_bytes() }
     }
 
-    fn no_space_state(&self, needed_bytes: u64) -> NoSpaceState {
+    fn no_space_state(&self, needed_bytes: u64, space_use: SpaceUse) -> NoSpaceState {
         let (groups, free) = (self.log.counters.groups, self.log.segments.free_segments());
-        NoSpaceState { needed_bytes, groups, free, epochs: self.checkpoints.pinned_segments.len() }
+        NoSpaceState {
+            needed_bytes,
+            space_use,
+            groups,
+            free,
+            epochs: self.checkpoints.pinned_segments.len(),
+        }
     }
 
     /// Reclaims segments until `needed` are free, or no more can be. Cleaning compacts live bytes,

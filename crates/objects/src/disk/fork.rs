@@ -13,7 +13,7 @@
 //! same bytes as before.
 use std::ops::ControlFlow;
 
-use crate::core::Core;
+use crate::core::{Core, SpaceUse};
 use crate::entry::{Entry, ObjectRecord, PayloadRef, extent_key, object_key};
 use crate::index::tree::NodeSource;
 use crate::index::view::Index;
@@ -56,11 +56,15 @@ impl Core {
             }
         }
         if !hidden.is_empty() {
-            self.apply_as_group(((hidden.len() as u64).saturating_mul(96), true), 0, |core| {
-                hidden.into_iter().try_for_each(|(at, end)| {
-                    core.put_entry(extent_key(parent, at), Entry::Hole(end.saturating_sub(at)))
-                })
-            })?;
+            self.apply_as_group(
+                ((hidden.len() as u64).saturating_mul(96), SpaceUse::Frees),
+                0,
+                |core| {
+                    hidden.into_iter().try_for_each(|(at, end)| {
+                        core.put_entry(extent_key(parent, at), Entry::Hole(end.saturating_sub(at)))
+                    })
+                },
+            )?;
         }
         Ok(next)
     }
@@ -116,7 +120,8 @@ impl Core {
         }
         let entries = moved.len().saturating_add(1).saturating_mul(192) as u64;
         let room = bytes.saturating_add(bytes / 64).saturating_add(entries);
-        self.apply_as_group((room, bytes == 0), bytes, |core| {
+        let space_use = if bytes == 0 { SpaceUse::Frees } else { SpaceUse::Grows };
+        self.apply_as_group((room, space_use), bytes, |core| {
             for (at, piece) in &moved {
                 match piece {
                     MovedExtent::Bytes(bytes) => {
@@ -147,7 +152,7 @@ impl Core {
         let len = self.object_record(child)?.len.max(record.len);
         if len > record.len {
             let set = |core: &mut Self| core.set_object(parent, ObjectRecord { len, ..record });
-            self.apply_as_group((96, true), 0, set)?;
+            self.apply_as_group((96, SpaceUse::Frees), 0, set)?;
         }
         Ok(())
     }
@@ -176,7 +181,7 @@ impl Core {
         }
         let entries = over.len().saturating_add(names.len()).saturating_add(4);
         let needed = entries.saturating_mul(192) as u64;
-        self.apply_as_group((needed, true), 0, |core| {
+        self.apply_as_group((needed, SpaceUse::Frees), 0, |core| {
             core.put_entry(extent_key(ends, 0), Entry::Hole(u64::MAX))?;
             core.put_entry(object_key(ends), Entry::Tombstone)?;
             let record = ObjectRecord { parent: below.parent, ..above };
@@ -202,7 +207,7 @@ impl Core {
         if record.children != 1 {
             return Err(Error::Misuse("only what one object is over is joined with it"));
         }
-        self.apply_as_group((512, true), 0, |core| {
+        self.apply_as_group((512, SpaceUse::Frees), 0, |core| {
             core.set_object(id, ObjectRecord { is_pending_delete: true, ..record })?;
             core.put_entry(crate::entry::name_key(name), Entry::Tombstone)
         })
