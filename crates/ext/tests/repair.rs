@@ -15,7 +15,7 @@ use draconis_device::{Disk, Extent, MemoryDisk, Random};
 use draconis_ext::check::{CheckOptions, What, check};
 use draconis_ext::finish_interrupted_change;
 use draconis_ext::repair::{Repair, plan, revert};
-use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
+use draconis_testkit::{CrashOptions, CrashStates, RecordDisk, judge};
 use draconis_types::Block;
 
 /// Volumes with damage, from a seed.
@@ -448,4 +448,30 @@ fn files_without_a_name_get_their_removed_one() {
         assert!(!has(&format!("#{two}")) && !has("another-name"), "{names}");
         assert_eq!(repaired.debugfs("cat /lost+found/one-2").unwrap(), "one 2");
     }
+}
+
+/// A volume was formatted over another one: its tables still have the other's inodes.
+#[test]
+fn inodes_of_an_earlier_format_stay_unused() {
+    let source = tempfile::tempdir().unwrap();
+    let [old, new] = ["old", "new"].map(|name| source.path().join(name));
+    for (dir, count) in [(&old, 400), (&new, 20)] {
+        std::fs::create_dir(dir).unwrap();
+        for nth in 0..count {
+            std::fs::write(dir.join(format!("file {nth}")), format!("{nth}\n")).unwrap();
+        }
+    }
+    let arguments = ["-t", "ext4", "-b", "1024", "-N", "1024"];
+    let Some(image) = Image::make(Some(&old), "24M", &arguments) else { return };
+    let arguments = [&arguments[..], &["-E", "lazy_itable_init=1,nodiscard"]].concat();
+    judge::mke2fs(&image.path, Some(&new), &arguments, "24M");
+    let mut bytes = std::fs::read(&image.path).unwrap();
+    // All descriptors; the backups are whole.
+    bytes[2048..2048 + 3 * 64].fill(0);
+    let Repaired::Whole(repaired) = repairing::repair(&bytes).unwrap() else {
+        panic!("not repaired")
+    };
+    let image = Image::from_bytes(&repaired);
+    assert_eq!(image.debugfs("ls -p /lost+found").unwrap().lines().count(), 2);
+    assert_eq!(image.debugfs("cat \"/file 19\"").unwrap(), "19\n");
 }

@@ -5,8 +5,9 @@ use draconis_device::Extent;
 use super::{Fixer, LaterStep};
 use crate::blocks::uncached::read_bytes;
 use crate::check::{Problem, What};
-use crate::format::features::{Compatible, Incompatible};
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{GroupDescriptor, flags, has_valid_checksum};
+use crate::format::inode;
 use crate::format::inode_slot::InodeSlot;
 use crate::format::jbd2::RawJournalSuperblock;
 use crate::format::le16;
@@ -234,14 +235,48 @@ impl Fixer<'_> {
             }
             return Ok(());
         };
+        let unused_inodes = self.never_used_inodes(group, &backup)?;
         self.edit_group(group, |own| {
             own.block_bitmap = backup.block_bitmap;
             own.inode_bitmap = backup.inode_bitmap;
             own.inode_table = backup.inode_table;
             initialise(own);
+            own.unused_inodes = unused_inodes;
         })?;
         self.done(problem, "the places are those of a copy of the descriptor");
         Ok(())
+    }
+
+    /// Returns how many inodes at the end of a group's table were never used. An earlier format may
+    /// have left some there. The copy of the descriptor says which were not used when it was
+    /// written; later ones have a bit in the bitmap and a checksum of this volume.
+    fn never_used_inodes(&self, group: u32, copy: &GroupDescriptor) -> Result<u32> {
+        let super_ = &self.check()?.super_;
+        if !super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS) {
+            return Ok(0);
+        }
+        let all = super_.inodes_per_group;
+        let unused = match copy.flags & flags::INODE_UNINIT {
+            0 => copy.unused_inodes.min(all),
+            _ => all,
+        };
+        let bitmap = self.block(copy.inode_bitmap.0)?;
+        let has_bit = |index: &u32| {
+            let byte = bitmap.get(saturating_usize(u64::from(*index / 8)));
+            byte.is_some_and(|byte| byte >> (index % 8) & 1 != 0)
+        };
+        let table = copy.inode_table.0.saturating_mul(super_.block_bytes.into());
+        for index in (all.saturating_sub(unused)..all).rev().filter(has_bit) {
+            let at = u64::from(index).saturating_mul(super_.inode_bytes.into());
+            let extent = Extent::new(table.saturating_add(at), super_.inode_bytes.into());
+            let slot = read_bytes(self.changes, extent)?;
+            let first = group.saturating_mul(all).saturating_add(1);
+            let number = InodeNumber(first.saturating_add(index));
+            if inode::has_valid_checksum(&slot, number, super_) {
+                return Ok(all.saturating_sub(index).saturating_sub(1));
+            }
+        }
+        Ok(unused)
     }
 
     /// Computes where the structures of a group lie, if two of the three places are right: the
