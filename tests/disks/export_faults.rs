@@ -34,8 +34,10 @@ const CLIENTS: u64 = 3;
 const DISK_BYTES: u64 = 192 << 20;
 /// Unit that a power cut writes whole or not at all.
 const SECTOR_BYTES: usize = 512;
-/// Time for which requests to a bucket are tried again.
-const DEADLINE_S: u64 = 2;
+/// Time for which requests to a bucket are tried again, where an outage is to be longer.
+const SHORT_DEADLINE_S: u64 = 2;
+/// The same, longer than any outage that no client is to notice.
+const LONG_DEADLINE_S: u64 = 300;
 const EIO: u32 = 5;
 
 fn seeds(default: u64) -> std::ops::Range<u64> {
@@ -377,6 +379,14 @@ impl BucketFault {
         }
     }
 
+    /// Returns for how long an export tries a request again.
+    fn deadline_s(self) -> u64 {
+        match self {
+            Self::ServerGoneForLong => SHORT_DEADLINE_S,
+            _ => LONG_DEADLINE_S,
+        }
+    }
+
     /// Carries the fault out, and kills the export unless clients have to end by themselves.
     fn inject(self, place: &mut TestBucket, export: &mut Export, random: &mut Random) {
         let pause =
@@ -393,7 +403,7 @@ impl BucketFault {
             Self::ServerGone | Self::ServerGoneForLong => {
                 let is_long = matches!(self, Self::ServerGoneForLong);
                 let start = place.stop_server();
-                pause(outage_ms + if is_long { 1000 * DEADLINE_S } else { 0 });
+                pause(outage_ms + if is_long { 1000 * SHORT_DEADLINE_S } else { 0 });
                 start(place);
                 pause(outage_ms);
             }
@@ -414,16 +424,16 @@ impl BucketFault {
     }
 }
 
-/// Creates a store with a disk of zeros, and returns what starts an export of it.
-fn make_bucket_disk(place: &TestBucket) -> impl Fn(&TestBucket) -> Export + use<> {
+/// Creates a store with a disk of zeros, and returns what starts an export of it with a deadline.
+fn make_bucket_disk(place: &TestBucket) -> impl Fn(&TestBucket, u64) -> Export + use<> {
     place.run_ok(&["store", "create", &place.address, "--size", "192M"]);
     place.run_ok(&["store", "disk", &place.address, "vol", "32M"]);
     let address = format!("unix:{}", text(&place.draconis.path("sock")));
     let disk = place.disk_name("vol");
-    move |place| {
+    move |place, deadline_s| {
         let mut command = place.command(&[]);
         command.stderr(Stdio::inherit());
-        let deadline = DEADLINE_S.to_string();
+        let deadline = deadline_s.to_string();
         Export::start(command, &["--deadline", &deadline, "--nbd", &address, &disk])
     }
 }
@@ -439,7 +449,7 @@ fn test_faults_of_bucket(mut place: TestBucket, has_server: bool) {
     for seed in seeds {
         let mut random = Random::new(seed);
         let fault = BucketFault::choose(&mut random, has_server);
-        let mut export = start(&place);
+        let mut export = start(&place, fault.deadline_s());
         let after = write_during(writers, &socket, || {
             draconis_testkit::wait::pause(
                 "the fault comes at any moment",
@@ -460,7 +470,7 @@ fn test_faults_of_bucket(mut place: TestBucket, has_server: bool) {
                 writer
             })
             .collect();
-        let export = start(&place);
+        let export = start(&place, LONG_DEADLINE_S);
         let mut client = SimpleClient::connect(&socket);
         writers.iter_mut().for_each(|writer| writer.check(&mut client, &what));
         drop(client);
@@ -500,7 +510,7 @@ fn volumes_survive_faults_of_server_bucket() {
     for seed in seeds(2) {
         let mut random = Random::new(seed);
         let fault = BucketFault::choose(&mut random, true);
-        let mut export = start(&place);
+        let mut export = start(&place, fault.deadline_s());
         let fuse = NbdFuse::mount(place.draconis.make_dir("client"), export.uri());
         let file = fuse.file();
         succeed(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(&file));
@@ -516,7 +526,7 @@ fn volumes_survive_faults_of_server_bucket() {
         });
         drop((export, fuse));
         let what = format!("seed {seed}, {fault:?}");
-        check_files(&place.draconis, start(&place), put, &what);
+        check_files(&place.draconis, start(&place, LONG_DEADLINE_S), put, &what);
         (files, faults) = (files + put, faults + 1);
     }
     place.run_ok(&["store", "check", &place.address]);

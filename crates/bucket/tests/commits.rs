@@ -8,8 +8,8 @@ use draconis_device::Disk;
 use draconis_objects::kv::Kv;
 use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
 
-/// Long enough for another thread to put something meanwhile.
-const COMMIT_INTERVAL: Duration = Duration::from_millis(1500);
+/// Long enough for another thread to put something meanwhile, also beside other work.
+const COMMIT_INTERVAL: Duration = Duration::from_secs(8);
 
 #[test]
 fn concurrent_puts_share_commit() {
@@ -33,7 +33,7 @@ fn concurrent_puts_share_commit() {
         // It would have submitted its commit by now if it did so before the interval.
         draconis_testkit::wait::pause(
             "a commit before the interval would be submitted by now",
-            COMMIT_INTERVAL / 5,
+            COMMIT_INTERVAL / 40,
         );
         let second = kv.put(b"second", b"1").unwrap();
         waiting.join().unwrap().unwrap();

@@ -248,7 +248,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(8 << 20).unwrap();
         let (service, _host, socket, memory) = serve_file_to_worker(file.path());
-        let guest = accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap();
+        let guest = accept(&socket, draconis_testkit::wait::hang_deadline()).unwrap();
         let how = FileOptions { write: false, direct: true, uring: false };
         let reads = FileDisk::open(file.path(), how).unwrap();
         let theirs =

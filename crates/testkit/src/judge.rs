@@ -4,9 +4,14 @@
 //! what needs no answer, `-fy` repairs all, `-fyD` also indexes directories.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::report_skipped;
+
+/// Address space of a tool: on some damaged volumes e2fsck would take all memory of the machine.
+const MAX_TOOL_BYTES: u64 = 4 << 30;
 
 /// Result of one run of a tool.
 #[derive(Debug)]
@@ -39,9 +44,14 @@ pub fn tool_command(tool: &str) -> Command {
     command
 }
 
-/// Runs a command; an error means that it is not installed.
+/// Runs a command in at most [`MAX_TOOL_BYTES`]; an error means that it is not installed.
 pub fn try_run(command: &mut Command) -> std::io::Result<ToolRun> {
-    let output = command.output()?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn()?;
+    let limit = Rlimit { current: Some(MAX_TOOL_BYTES), maximum: Some(MAX_TOOL_BYTES) };
+    // Fails only if it has ended.
+    let _ = prlimit(Some(Pid::from_child(&child)), Resource::As, limit);
+    let output = child.wait_with_output()?;
     Ok(ToolRun {
         status: output.status.code(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
