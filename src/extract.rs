@@ -3,11 +3,12 @@
 //! Law 1: nothing is created outside the destination, whatever names or links the volume holds.
 //! Every path is opened beneath it without following symbolic links, and Landlock restricts the
 //! process to that directory.
-//! Law 2: what needs privileges to restore (owners, devices) is skipped, as with `cp`; any other
-//! failure to restore is reported and sets the exit status.
+//! Law 2: what needs privileges to restore (owners, devices) is skipped, as with `cp`. Any other
+//! failure to restore is reported and sets the exit status. An attribute that cannot be set keeps
+//! no other from being set, and is reported once for all files.
 //! Law 3: a file that is a source, mounted or attached to a loop device is never replaced.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -96,6 +97,8 @@ pub struct TreeExtraction<'a> {
     /// True if existing files are replaced.
     replaces: bool,
     progress: ByteProgress,
+    /// Attributes that could not be set, by what they are.
+    unset: BTreeMap<&'static str, UnsetAttribute>,
     /// True if something was not restored.
     pub failed: bool,
     /// True once the destination is full, which ends the extraction.
@@ -106,6 +109,20 @@ pub struct TreeExtraction<'a> {
 struct DestPath {
     dir: Rc<OwnedFd>,
     name: Vec<u8>,
+}
+
+/// An attribute that files could not be given.
+struct UnsetAttribute {
+    /// The first file, and why.
+    first: String,
+    errno: Errno,
+    /// Number of other files.
+    more: u64,
+}
+
+/// Returns true if the destination takes nothing more.
+fn is_full(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::ROFS)
 }
 
 /// Reason why a file was not created.
@@ -188,6 +205,7 @@ impl<'a> TreeExtraction<'a> {
             pieces: Box::new(pieces),
             replaces,
             progress,
+            unset: BTreeMap::new(),
             failed: false,
             is_full: false,
         }
@@ -229,11 +247,43 @@ impl<'a> TreeExtraction<'a> {
                 self.report_error(item, "attributes cannot be set", errno);
             }
         }
+        self.report_unset();
+    }
+
+    /// Notes whether an attribute was set; returns true if it was.
+    fn note(
+        &mut self,
+        item: ExtractionItem<'_>,
+        what: &'static str,
+        set: Result<(), Errno>,
+    ) -> bool {
+        let Err(errno) = set else { return true };
+        if is_full(errno) {
+            self.report_error(item, "attributes cannot be set", errno);
+            return false;
+        }
+        self.failed = true;
+        match self.unset.get_mut(what) {
+            Some(unset) => unset.more += 1,
+            None => {
+                let first = self.display_path(item);
+                self.unset.insert(what, UnsetAttribute { first, errno, more: 0 });
+            }
+        }
+        false
+    }
+
+    fn report_unset(&mut self) {
+        for (what, UnsetAttribute { first, errno, more }) in std::mem::take(&mut self.unset) {
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let text = format!("{first}{more}: copied without the {what}");
+            report::print_error(&anyhow::Error::from(errno).context(text));
+        }
     }
 
     fn report_error(&mut self, item: ExtractionItem<'_>, what: &str, errno: Errno) {
         self.failed = true;
-        self.is_full |= matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::ROFS);
+        self.is_full |= is_full(errno);
         let path = self.display_path(item);
         let is_last = !self.is_full || self.source.count() == 1;
         let rest = if is_last { "" } else { "; stopped, what follows is not copied" };
@@ -335,7 +385,8 @@ impl<'a> TreeExtraction<'a> {
                 self.create_replacing(item, &there, || {
                     rustix::fs::symlinkat(&target[..], &there.dir, &there.name[..])
                 })?;
-                Ok(self.set_attributes_by_name(attributes, &there)?)
+                self.set_attributes_by_name(item, &there);
+                Ok(())
             }
             kind => {
                 let device = rustix::fs::makedev(attributes.device.0, attributes.device.1);
@@ -348,7 +399,8 @@ impl<'a> TreeExtraction<'a> {
                 self.create_replacing(item, &there, || {
                     rustix::fs::mknodat(&there.dir, &there.name[..], file_type, private, device)
                 })?;
-                Ok(self.set_attributes_by_name(attributes, &there)?)
+                self.set_attributes_by_name(item, &there);
+                Ok(())
             }
         }
     }
@@ -397,65 +449,72 @@ impl<'a> TreeExtraction<'a> {
             // Sets the length, for a hole at the end or unreadable contents.
             rustix::fs::ftruncate(&file, item.attributes.size_bytes)?;
         }
-        Ok(self.set_file_attributes(item, &file)?)
+        self.set_file_attributes(item, &file);
+        Ok(())
     }
 
     fn set_dir_attributes(&mut self, item: ExtractionItem<'_>) -> Result<(), Errno> {
         let path = self.host_path(item);
         let dir = self.open_dir(path.strip_suffix(b"/").unwrap_or(&path))?;
-        self.set_file_attributes(item, &*dir)
+        self.set_file_attributes(item, &*dir);
+        Ok(())
     }
 
     /// Sets owner, xattrs, mode and times, in an order in which none undoes another.
-    fn set_file_attributes(
-        &mut self,
-        item: ExtractionItem<'_>,
-        file: impl AsFd,
-    ) -> Result<(), Errno> {
+    fn set_file_attributes(&mut self, item: ExtractionItem<'_>, file: impl AsFd) {
         let attributes = item.attributes;
         let mut mode = attributes.mode & 0o7777;
-        if self.is_root {
+        let has_owner = self.is_root && {
             let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
-            rustix::fs::fchown(&file, Some(uid), Some(gid))?;
-        } else if attributes.kind == FileType::File {
+            self.note(item, "owner", rustix::fs::fchown(&file, Some(uid), Some(gid)))
+        };
+        if !has_owner && attributes.kind == FileType::File {
             // Without the owner, setuid and setgid would apply to the wrong user.
             mode &= 0o1777;
         }
         if !attributes.no_xattrs {
-            self.set_xattrs(item, &file)?;
+            self.set_xattrs(item, &file);
         }
-        rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
-        rustix::fs::futimens(&file, &timestamps_of(attributes))
+        self.note(item, "mode", rustix::fs::fchmod(&file, Mode::from_raw_mode(mode)));
+        self.note(item, "times", rustix::fs::futimens(&file, &timestamps_of(attributes)));
     }
 
-    fn set_xattrs(&mut self, item: ExtractionItem<'_>, file: impl AsFd) -> Result<(), Errno> {
-        for (name, value) in self.source.xattrs(item.at)? {
-            match rustix::fs::fsetxattr(&file, &name[..], &value, XattrFlags::empty()) {
-                // Some xattrs need root, and some file systems have none.
-                Err(Errno::PERM | Errno::OPNOTSUPP) if !self.is_root => {}
-                set => set?,
+    fn set_xattrs(&mut self, item: ExtractionItem<'_>, file: impl AsFd) {
+        let all = match self.source.xattrs(item.at) {
+            Ok(all) => all,
+            Err(errno) => {
+                return self.report_error(item, "extended attributes cannot be read", errno);
             }
-        }
-        Ok(())
+        };
+        let set = |(name, value): &(Vec<u8>, Vec<u8>)| {
+            match rustix::fs::fsetxattr(&file, &name[..], value, XattrFlags::empty()) {
+                // Some xattrs need root, and some file systems have none.
+                Err(Errno::PERM | Errno::OPNOTSUPP) if !self.is_root => Ok(()),
+                set => set,
+            }
+        };
+        let set: Vec<_> = all.iter().map(set).collect();
+        let failed = set.into_iter().find(Result::is_err).unwrap_or(Ok(()));
+        self.note(item, "extended attributes", failed);
     }
 
     /// Sets owner, mode and times of a file that is not opened.
-    fn set_attributes_by_name(
-        &self,
-        attributes: &Attributes,
-        there: &DestPath,
-    ) -> Result<(), Errno> {
+    fn set_attributes_by_name(&mut self, item: ExtractionItem<'_>, there: &DestPath) {
+        let attributes = item.attributes;
         let nofollow = AtFlags::SYMLINK_NOFOLLOW;
         let name = &there.name[..];
         if self.is_root {
             let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
-            rustix::fs::chownat(&there.dir, name, Some(uid), Some(gid), nofollow)?;
+            let set = rustix::fs::chownat(&there.dir, name, Some(uid), Some(gid), nofollow);
+            self.note(item, "owner", set);
         }
         if attributes.kind != FileType::Symlink {
             let mode = Mode::from_raw_mode(attributes.mode & 0o7777);
-            rustix::fs::chmodat(&there.dir, name, mode, AtFlags::empty())?;
+            let set = rustix::fs::chmodat(&there.dir, name, mode, AtFlags::empty());
+            self.note(item, "mode", set);
         }
-        rustix::fs::utimensat(&there.dir, name, &timestamps_of(attributes), nofollow)
+        let times = timestamps_of(attributes);
+        self.note(item, "times", rustix::fs::utimensat(&there.dir, name, &times, nofollow));
     }
 }
 

@@ -10,6 +10,7 @@ mod check;
 mod completion;
 mod container_changes;
 mod containers;
+mod copy_out;
 mod edit_commands;
 mod format;
 mod manual;
