@@ -6,14 +6,15 @@
 //! Law 2: what needs privileges to restore (owners, devices) is skipped, as with `cp`. Any other
 //! failure to restore is reported and sets the exit status. An attribute that cannot be set keeps
 //! no other from being set, and is reported once for all files.
-//! Law 3: a file that is a source, mounted or attached to a loop device is never replaced.
+//! Law 3: a file that is a source, mounted or attached to a loop device is never replaced. Another is
+//! replaced once the new one is whole.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use draconis_access::destination::ReadSources;
@@ -26,6 +27,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::edit::with_context;
+use crate::new_file::NewFile;
 use crate::progress::ByteProgress;
 use crate::report;
 use crate::text::escape_control_chars;
@@ -91,7 +93,7 @@ pub struct TreeExtraction<'a> {
     name: Vec<u8>,
     sources: ReadSources,
     is_root: bool,
-    dirs: HashMap<Vec<u8>, Rc<OwnedFd>>,
+    dirs: HashMap<Vec<u8>, Arc<OwnedFd>>,
     /// Contents of all files, in the order of the plan.
     pieces: Box<dyn Iterator<Item = FileChunk> + 'a>,
     /// True if existing files are replaced.
@@ -107,7 +109,7 @@ pub struct TreeExtraction<'a> {
 
 /// An open directory beneath the destination, and a name in it.
 struct DestPath {
-    dir: Rc<OwnedFd>,
+    dir: Arc<OwnedFd>,
     name: Vec<u8>,
 }
 
@@ -309,7 +311,7 @@ impl<'a> TreeExtraction<'a> {
         Ok(DestPath { dir: self.open_dir(dir)?, name: name.to_vec() })
     }
 
-    fn open_dir(&mut self, path: &[u8]) -> Result<Rc<OwnedFd>, Errno> {
+    fn open_dir(&mut self, path: &[u8]) -> Result<Arc<OwnedFd>, Errno> {
         if let Some(open) = self.dirs.get(path) {
             return Ok(open.clone());
         }
@@ -317,7 +319,7 @@ impl<'a> TreeExtraction<'a> {
         let resolve =
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let name = if path.is_empty() { b"." } else { path };
-        let open = Rc::new(rustix::fs::openat2(&self.root, name, flags, Mode::empty(), resolve)?);
+        let open = Arc::new(rustix::fs::openat2(&self.root, name, flags, Mode::empty(), resolve)?);
         if self.dirs.len() >= MAX_OPEN_DIRS {
             self.dirs.clear();
         }
@@ -325,31 +327,49 @@ impl<'a> TreeExtraction<'a> {
         Ok(open)
     }
 
-    /// Calls `create`; removes an existing file first, as `tar x` does. Keeps existing directories,
-    /// and files that are sources or in use.
+    /// Calls `create` with a name. An existing file is replaced, but not by part of another.
     fn create_replacing(
         &self,
         item: ExtractionItem<'_>,
         there: &DestPath,
-        mut create: impl FnMut() -> Result<(), Errno>,
+        mut create: impl FnMut(&[u8]) -> Result<(), Errno>,
     ) -> Result<(), CreateError> {
-        match create() {
-            Err(Errno::EXIST) if !self.replaces => {
-                let shown = self.display_path(item);
-                Err(CreateError::Refused(anyhow!("{shown}: exists already; it was not replaced")))
-            }
+        match create(&there.name) {
             Err(Errno::EXIST) => {
-                let refused = self.sources.refuse_source_as_destination_at(
-                    &*there.dir,
-                    &there.name,
-                    &self.display_path(item),
-                );
-                refused.map_err(CreateError::Refused)?;
-                rustix::fs::unlinkat(&there.dir, &there.name[..], AtFlags::empty())?;
-                Ok(create()?)
+                self.check_replaceable(item, there)?;
+                let new = NewFile::create(there.dir.clone(), |part| create(part.as_bytes()))?;
+                Ok(new.publish(&there.name, true)?)
             }
             created => Ok(created?),
         }
+    }
+
+    /// Refuses to replace an existing directory, a source, a file in use, and any existing file if
+    /// none is to be replaced.
+    fn check_replaceable(
+        &self,
+        item: ExtractionItem<'_>,
+        there: &DestPath,
+    ) -> Result<(), CreateError> {
+        let nofollow = AtFlags::SYMLINK_NOFOLLOW;
+        let found = match rustix::fs::statat(&there.dir, &there.name[..], nofollow) {
+            Err(Errno::NOENT) => return Ok(()),
+            found => found?,
+        };
+        if !self.replaces {
+            return Err(self.refuse_existing(item));
+        }
+        if HostFileType::from_raw_mode(found.st_mode) == HostFileType::Directory {
+            return Err(Errno::ISDIR.into());
+        }
+        let shown = self.display_path(item);
+        let refused = self.sources.refuse_source_as_destination_at(&there.dir, &there.name, &shown);
+        refused.map_err(CreateError::Refused)
+    }
+
+    fn refuse_existing(&self, item: ExtractionItem<'_>) -> CreateError {
+        let shown = self.display_path(item);
+        CreateError::Refused(anyhow!("{shown}: exists already; it was not replaced"))
     }
 
     fn extract_item(&mut self, item: ExtractionItem<'_>) -> Result<(), CreateError> {
@@ -359,9 +379,9 @@ impl<'a> TreeExtraction<'a> {
         let there = self.dest_path(item)?;
         if let Some(first) = item.link_to {
             let target = self.dest_path(self.source.item(first))?;
-            return self.create_replacing(item, &there, || {
+            return self.create_replacing(item, &there, |name| {
                 let (from, to) = (&target.dir, &there.dir);
-                rustix::fs::linkat(from, &target.name[..], to, &there.name[..], AtFlags::empty())
+                rustix::fs::linkat(from, &target.name[..], to, name, AtFlags::empty())
             });
         }
         let attributes = item.attributes;
@@ -382,8 +402,8 @@ impl<'a> TreeExtraction<'a> {
             FileType::File => self.extract_file(item, &there),
             FileType::Symlink => {
                 let target = self.source.read_link(item.at)?;
-                self.create_replacing(item, &there, || {
-                    rustix::fs::symlinkat(&target[..], &there.dir, &there.name[..])
+                self.create_replacing(item, &there, |name| {
+                    rustix::fs::symlinkat(&target[..], &there.dir, name)
                 })?;
                 self.set_attributes_by_name(item, &there);
                 Ok(())
@@ -396,8 +416,8 @@ impl<'a> TreeExtraction<'a> {
                     FileType::Socket => HostFileType::Socket,
                     _ => HostFileType::Fifo,
                 };
-                self.create_replacing(item, &there, || {
-                    rustix::fs::mknodat(&there.dir, &there.name[..], file_type, private, device)
+                self.create_replacing(item, &there, |name| {
+                    rustix::fs::mknodat(&there.dir, name, file_type, private, device)
                 })?;
                 self.set_attributes_by_name(item, &there);
                 Ok(())
@@ -413,9 +433,10 @@ impl<'a> TreeExtraction<'a> {
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let private = Mode::from_raw_mode(0o600);
+        self.check_replaceable(item, there)?;
         let mut made = None;
-        self.create_replacing(item, there, || {
-            made = Some(rustix::fs::openat(&there.dir, &there.name[..], flags, private)?);
+        let new = NewFile::create(there.dir.clone(), |part| {
+            made = Some(rustix::fs::openat(&there.dir, part, flags, private)?);
             Ok(())
         })?;
         let Some(file) = made else { return Err(Errno::IO.into()) };
@@ -450,7 +471,10 @@ impl<'a> TreeExtraction<'a> {
             rustix::fs::ftruncate(&file, item.attributes.size_bytes)?;
         }
         self.set_file_attributes(item, &file);
-        Ok(())
+        match new.publish(&there.name, self.replaces) {
+            Err(Errno::EXIST) if !self.replaces => Err(self.refuse_existing(item)),
+            published => Ok(published?),
+        }
     }
 
     fn set_dir_attributes(&mut self, item: ExtractionItem<'_>) -> Result<(), Errno> {

@@ -16,6 +16,7 @@ mod logging;
 mod manual;
 mod modes;
 mod mount_helper;
+mod new_file;
 mod progress;
 mod report;
 mod target;

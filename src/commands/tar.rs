@@ -3,6 +3,7 @@
 mod oci;
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -13,6 +14,7 @@ use draconis_access::tar::{self, SparseFormat, TarObserver, TarOptions};
 use draconis_ext::Follow;
 
 use crate::image::{self, ReadArgs, resolve_target};
+use crate::new_file::OutputFile;
 use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
 use crate::target::ImagePath;
@@ -56,23 +58,30 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                  out.tar"
             );
         }
-        return write_archive(arguments, io::stdout().lock()).map(|(code, _)| code);
+        return write_archive(arguments, None, io::stdout().lock()).map(|(code, _)| code);
     };
     let shown = || path.display().to_string();
     let Arguments { platform, config, tag, .. } = arguments;
     let about = oci::ImageMetadata::new(platform.clone(), config.as_deref(), tag.clone())?;
     let mut sources = image::sources_to_protect(&arguments.target.image, &arguments.place.volume);
     config.iter().for_each(|file| sources.add(file));
-    let layer = oci::OciImageWriter::begin_image(sources.create(path)?).with_context(shown)?;
-    let (code, layer) = write_archive(arguments, layer)?;
+    let (file, output) = OutputFile::create(&sources, path)?;
+    let layer = oci::OciImageWriter::begin_image(file).with_context(shown)?;
+    // The process can only create files in that directory.
+    let (code, layer) = write_archive(arguments, Some(output.dir().as_fd()), layer)?;
     layer.finish_image(about).with_context(shown)?;
+    output.publish().with_context(shown)?;
     Ok(code)
 }
 
-/// Writes the archive; returns the exit code and the output.
-fn write_archive<W: Write>(arguments: &Arguments, out: W) -> anyhow::Result<(ExitCode, W)> {
+/// Writes the archive; returns the exit code and the output, which gets its name in `beneath`.
+fn write_archive<W: Write>(
+    arguments: &Arguments,
+    beneath: Option<BorrowedFd<'_>>,
+    out: W,
+) -> anyhow::Result<(ExitCode, W)> {
     let target = &arguments.target;
-    let tree = image::open(&target.image, &arguments.place, None)?;
+    let tree = image::open(&target.image, &arguments.place, beneath)?;
     let volume = tree.volume();
     let top = resolve_target(volume, target, Follow::Yes)?;
     let is_layer = arguments.oci.is_some();

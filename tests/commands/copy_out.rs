@@ -1,4 +1,5 @@
-//! Copies on the host, by `get`, `rescue`, `undelete` and `tar`: attributes that the host refuses.
+//! Copies on the host, by `get`, `rescue`, `undelete` and `tar`: attributes that the host refuses,
+//! and files that never have their name while they are not whole.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -312,6 +312,7 @@ const EXTRACT_SYSCALLS: &[i64] = &[
     libc::SYS_mknodat,
     libc::SYS_symlinkat,
     libc::SYS_linkat,
+    libc::SYS_renameat2,
     libc::SYS_unlinkat,
     libc::SYS_readlinkat,
     libc::SYS_getdents64,

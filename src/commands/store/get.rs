@@ -12,6 +12,7 @@ use super::ObjectArg;
 use super::copy::READ_CHUNK_BYTES;
 use super::open::{open_readable, with_context};
 use crate::bucket;
+use crate::new_file::OutputFile;
 use crate::progress::{ByteProgress, ProgressMode};
 
 /// Write an object to a file or standard output.
@@ -35,11 +36,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let store = open_readable(device)?;
     let id = arguments.object.find_object(&store, device)?;
     let len = store.len(id).map_err(|error| with_context(device, error))?;
+    let mut new = None;
     let (mut out, name) = match arguments.file.as_deref() {
         Some(path) if path != Path::new("-") => {
             let mut sources = ReadSources::of_image(device, &[]);
             bucket::cli_journal_file().iter().for_each(|file| sources.add(file));
-            let file = sources.create(path)?;
+            let (file, output) = OutputFile::create(&sources, path)?;
+            new = Some(output);
             let out = match file.metadata()?.is_file() {
                 true => ObjectOutput::Sparse(file),
                 false => ObjectOutput::Dense(Box::new(file)),
@@ -59,7 +62,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         at += got as u64;
         progress.add(got as u64);
     }
-    out.finish(len).with_context(|| name)
+    out.finish(len).with_context(|| name.clone())?;
+    new.map_or(Ok(()), OutputFile::publish).context(name)
 }
 
 /// Sequential output.
