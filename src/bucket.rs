@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use clap::Args;
+use clap::{Args, Command};
 use draconis_access::bucket_host;
 pub use draconis_access::bucket_host::normalize_url;
 use draconis_access::uuid::UuidGenerator;
@@ -38,15 +38,15 @@ use crate::{report, text};
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct BucketArgs {
     /// Minimum interval between commits, in milliseconds; commits in between are merged.
-    #[arg(long, global = true, value_name = "MS", default_value_t = 50)]
+    #[arg(long, value_name = "MS", default_value_t = 50)]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     commit_ms: u64,
     /// Retry failed requests for up to SECONDS.
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     deadline: u64,
     /// Cache data read from the bucket in DIR, up to SIZE bytes (suffixes K, M, G, T).
-    #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = |text: &str| bucket_host::parse_cache(text, ','))]
+    #[arg(long, value_name = "DIR,SIZE", value_parser = |text: &str| bucket_host::parse_cache(text, ','))]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     cache: Option<(PathBuf, u64)>,
     /// Acknowledge writes once they are durable in FILE on a local disk; upload to the bucket in
@@ -57,18 +57,90 @@ pub struct BucketArgs {
     /// --take-over discards it.
     // Its own ID, because some commands have a `journal` option for volumes.
     #[arg(id = "bucket_journal", long = "journal")]
-    #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = |text: &str| bucket_host::parse_journal(text, ','))]
+    #[arg(value_name = "FILE[,SIZE]", value_parser = |text: &str| bucket_host::parse_journal(text, ','))]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     journal: Option<(PathBuf, u64)>,
     /// Print bucket request counts to standard error at exit.
-    #[arg(long, global = true)]
+    #[arg(long)]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     stats: bool,
     /// Fence off the machine that has the store mounted; its mounts become read-only. Data that is
     /// only in its journal is lost.
-    #[arg(long, global = true)]
+    #[arg(long)]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     take_over: bool,
+}
+
+/// Commands that open a volume or store by its name, which may be in a bucket: they alone take
+/// [`BucketArgs`].
+const COMMANDS: &[&str] = &[
+    "cat",
+    "check",
+    "chmod",
+    "chown",
+    "cp",
+    "export",
+    "format",
+    "get",
+    "grow",
+    "info",
+    "kv del",
+    "kv get",
+    "kv load",
+    "kv put",
+    "kv scan",
+    "kv stats",
+    "ln",
+    "ls",
+    "mkdir",
+    "mount",
+    "mv",
+    "put",
+    "repair",
+    "rescue",
+    "rm",
+    "set-label",
+    "shrink",
+    "stat",
+    "store append",
+    "store check",
+    "store clone",
+    "store create",
+    "store disk",
+    "store get",
+    "store grow",
+    "store info",
+    "store ls",
+    "store put",
+    "store rm",
+    "store rollback",
+    "store salvage",
+    "store shrink",
+    "store snapshot",
+    "tar",
+    "touch",
+    "tree",
+    "truncate",
+    "tune",
+    "undelete",
+    "untar",
+];
+
+/// Returns true if a command, such as `store put`, takes [`BucketArgs`].
+pub fn takes_options(command: &str) -> bool {
+    COMMANDS.contains(&command)
+}
+
+/// Adds [`BucketArgs`] to a command that takes them.
+pub fn add_options(name: &str, command: Command) -> Command {
+    if takes_options(name) { BucketArgs::augment_args(command) } else { command }
+}
+
+/// Returns true for one of [`BucketArgs`], such as `--deadline`.
+pub fn is_option(name: &str) -> bool {
+    let all = BucketArgs::augment_args(Command::new(""));
+    let name = name.strip_prefix("--");
+    name.is_some_and(|name| all.get_arguments().any(|one| one.get_long() == Some(name)))
 }
 
 impl BucketArgs {
@@ -110,8 +182,8 @@ struct OpenBucket {
 }
 
 /// Stores the command line's options until [`close_open_buckets`].
-pub fn set_cli_options(options: &BucketArgs) {
-    let _ = CLI_OPTIONS.set(options.clone());
+pub fn set_cli_options(options: BucketArgs) {
+    let _ = CLI_OPTIONS.set(options);
 }
 
 /// Closes the open disks, and prints statistics if requested.

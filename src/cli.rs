@@ -2,15 +2,15 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, Parser, Subcommand};
 
-use crate::bucket;
 use crate::commands::{
     cat, check, chmod, chown, complete_path, completions, cp, disk_process, export, format, get,
     grow, info, keeper, kv, lab, ln, ls, manpages, mkdir, mount, mv, put, repair, rescue, rm,
     sandbox_test, serve, set_label, shrink, stat, status, store, store_keeper, store_process, tar,
     touch, tree, truncate, tune, umount, undelete, untar, upgrade, worker,
 };
+use crate::{bucket, exit_status};
 
 /// Version and build.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DRACONIS_BUILD"), ")");
@@ -21,17 +21,12 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DRACONIS_BU
 #[command(max_term_width = 100, propagate_version = true)]
 #[command(
     after_help = "IMAGE is a file, a block device, or STORE#NAME (a disk in a store). IMAGE:/path names a file in \
-    its volume. STORE is a file, a block device, s3://BUCKET/PREFIX, gs://.., az://.. or file:///DIR.\n\
-    Exit status: 0 success, 1 failure, 2 invalid command line."
+    its volume. STORE is a file, a block device, s3://BUCKET/PREFIX, gs://.., az://.. or file:///DIR."
 )]
 pub struct Cli {
     /// Show progress messages; repeat for debug output.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
-
-    /// What is said of buckets.
-    #[command(flatten)]
-    pub bucket: bucket::BucketArgs,
 
     /// What to do.
     #[command(subcommand)]
@@ -137,8 +132,8 @@ impl Command {
             Self::Store(arguments) => store::run(&arguments),
             Self::Kv(arguments) => kv::run(&arguments),
             Self::Lab(arguments) => lab::run(&arguments),
-            Self::Completions(arguments) => completions::run(&arguments, Cli::command()),
-            Self::Manpages(arguments) => manpages::run(&arguments, Cli::command()),
+            Self::Completions(arguments) => completions::run(&arguments, command()),
+            Self::Manpages(arguments) => manpages::run(&arguments, command_without_statuses()),
             Self::CompletePath(arguments) => complete_path::run(&arguments),
             Self::Keeper(arguments) => keeper::run(&arguments),
             Self::DiskProcess(_) => disk_process::run(),
@@ -148,6 +143,54 @@ impl Command {
             Self::Worker(arguments) => worker::run(&arguments),
         }
     }
+}
+
+/// Returns the command line as the program understands it: with the options of buckets where they
+/// belong, and exit statuses in the help texts.
+pub fn command() -> clap::Command {
+    map_commands("", command_without_statuses(), &exit_status::add_to_help)
+}
+
+/// Returns the command line without exit statuses: manual pages have a section of them.
+pub fn command_without_statuses() -> clap::Command {
+    map_commands("", Cli::command(), &bucket::add_options)
+}
+
+/// Applies `change` to a command and all below it; it gets their names, such as `store put`.
+fn map_commands(
+    name: &str,
+    command: clap::Command,
+    change: &impl Fn(&str, clap::Command) -> clap::Command,
+) -> clap::Command {
+    let command = change(name, command);
+    command.mut_subcommands(|below| {
+        let name = format!("{name} {}", below.get_name());
+        map_commands(name.trim_start(), below, change)
+    })
+}
+
+/// Returns the name of the command, such as `store put`, and its own matches.
+pub fn selected_command(matches: &ArgMatches) -> (String, &ArgMatches) {
+    let mut name = String::new();
+    let mut matches = matches;
+    while let Some((next, below)) = matches.subcommand() {
+        name = format!("{name} {next}").trim_start().to_owned();
+        matches = below;
+    }
+    (name, matches)
+}
+
+/// Returns the names of all commands that do something.
+#[cfg(test)]
+pub fn all_command_names() -> Vec<String> {
+    let names = std::cell::RefCell::new(vec![]);
+    map_commands("", Cli::command(), &|name, command| {
+        if !command.has_subcommands() {
+            names.borrow_mut().push(name.to_owned());
+        }
+        command
+    });
+    names.into_inner()
 }
 
 /// Suggests the command for a name that other tools use.
@@ -178,13 +221,11 @@ pub fn suggest_command(name: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn clap_definition_is_valid() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     /// A command must not reuse the ID of a global argument: clap would mix up the two, whatever
@@ -200,10 +241,34 @@ mod tests {
             };
             command.get_subcommands().map(look_at).sum()
         }
-        let command = Cli::command();
+        let command = super::command();
         let of_all = command.get_arguments().filter(|argument| argument.is_global_set());
         let of_all: Vec<_> = of_all.map(|argument| argument.get_id()).collect();
-        assert!(of_all.len() > 5 && check_command(&command, &of_all) > 100);
+        assert!(of_all == ["verbose"] && check_command(&command, &of_all) > 100);
+    }
+
+    /// The table decides, not clap, which answers a question for an argument that a command lacks
+    /// differently with and without debug assertions.
+    #[test]
+    fn bucket_options_belong_to_commands_that_open_buckets() {
+        for name in all_command_names() {
+            let mut found = command();
+            for word in name.split(' ') {
+                found = found.find_subcommand(word).unwrap().clone();
+            }
+            let has = |id: &str| found.get_arguments().any(|argument| argument.get_id() == id);
+            for id in ["commit_ms", "deadline", "cache", "bucket_journal", "stats", "take_over"] {
+                assert_eq!(has(id), bucket::takes_options(&name), "{name}: {id}");
+            }
+        }
+        let parse = |line: &str| command().try_get_matches_from(line.split(' '));
+        let matches = parse("draconis store ls --deadline 7 s3://a/b").unwrap();
+        let (name, of_command) = selected_command(&matches);
+        assert!(name == "store ls" && of_command.get_one::<u64>("deadline") == Some(&7));
+        for line in ["draconis umount --deadline 7 a", "draconis --deadline 7 store ls s3://a/b"] {
+            let error = parse(line).unwrap_err();
+            assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument, "{error}");
+        }
     }
 
     #[test]

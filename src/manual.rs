@@ -11,6 +11,8 @@ use clap::{Arg, ArgAction, Command};
 use clap_mangen::Man;
 use jiff::Timestamp;
 
+use crate::exit_status;
+
 /// Release date of this version.
 const RELEASE_DATE: &str = "2026-11-22";
 /// Title of the manual, in the centre of the page header.
@@ -61,6 +63,10 @@ fn generate_page(command: &Command, date: &str) -> anyhow::Result<ManPage> {
         text.extend_from_slice(b".SH NOTES\n");
         push_verbatim(&mut text, &notes.to_string());
     }
+    text.extend_from_slice(b".SH EXIT STATUS\n");
+    let path = command.get_bin_name().unwrap_or_default();
+    let path = path.strip_prefix("draconis").unwrap_or_default().trim_start();
+    push_verbatim(&mut text, &exit_status::statuses_of(path).join("\n"));
     text.extend_from_slice(b".SH EXAMPLES\n");
     let own = examples::COMMAND_EXAMPLES.iter().find(|(of, _)| *of == name);
     let (_, examples) = own.with_context(|| format!("{name}: no examples"))?;

@@ -9,6 +9,7 @@ use draconis_ext::Error;
 use draconis_ext::check::{CheckOptions, Problem, Report, Severity, check};
 use serde::Serialize;
 
+use crate::exit_status;
 use crate::image::{self, VolumeArgs};
 use crate::progress::{CheckProgress, ProgressMode};
 use crate::report;
@@ -16,7 +17,6 @@ use crate::text::{EscapingOutput, escape_control_chars};
 
 /// Check a volume for damage without changing it.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 clean, 4 damaged, 8 check failed.")]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
@@ -31,9 +31,6 @@ pub struct Arguments {
     image: PathBuf,
 }
 
-/// Exit statuses as of `e2fsck`: damage that was not repaired, and a failed check.
-const EXIT_DAMAGED: u8 = 4;
-const EXIT_OPERATIONAL_ERROR: u8 = 8;
 /// Hint for a damaged volume.
 const REPAIR_HINT: &str =
     "copy what can be read (draconis get -r); draconis repair -n shows what a repair would do";
@@ -72,8 +69,8 @@ struct ComplaintJson {
 pub fn run(arguments: &Arguments) -> ExitCode {
     match try_run(arguments) {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(EXIT_DAMAGED),
-        Err(error) => report::report_failure(&error, EXIT_OPERATIONAL_ERROR),
+        Ok(false) => ExitCode::from(exit_status::DAMAGED),
+        Err(error) => report::report_failure(&error, exit_status::OPERATIONAL_ERROR),
     }
 }
 

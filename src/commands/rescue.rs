@@ -44,8 +44,7 @@ use crate::text::pluralize;
 const RESCUE_HELP: &str = "\
 Bytes that cannot be read are zeros in the copy. The list names what is missing or may be wrong,
 one JSON object per line: path, inode, problem, lost (nothing of it was copied), missing (ranges:
-[first byte, byte after the last]).
-Exit status: 0 everything was copied, 1 something is missing or the command failed.";
+[first byte, byte after the last]).";
 
 /// Copy everything that can be read of a damaged volume to a directory.
 ///

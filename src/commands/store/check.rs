@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::open::{open_disk_shared, with_context};
 use crate::bucket;
+use crate::exit_status;
 use crate::image;
 use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
@@ -18,7 +19,6 @@ use crate::text::{self, escape_control_chars};
 
 /// Verify all checksums, maps and counters of a store.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 clean, 4 damaged, 8 check failed.")]
 pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
@@ -30,16 +30,12 @@ pub struct Arguments {
     device: PathBuf,
 }
 
-/// Exit statuses, as of `draconis check`.
-const EXIT_DAMAGED: u8 = 4;
-const EXIT_OPERATIONAL_ERROR: u8 = 8;
-
 /// Runs the command. All errors give the same status, so it returns no `Result`.
 pub fn run(arguments: &Arguments) -> ExitCode {
     match try_check(arguments) {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(EXIT_DAMAGED),
-        Err(error) => report::report_failure(&error, EXIT_OPERATIONAL_ERROR),
+        Ok(false) => ExitCode::from(exit_status::DAMAGED),
+        Err(error) => report::report_failure(&error, exit_status::OPERATIONAL_ERROR),
     }
 }
 

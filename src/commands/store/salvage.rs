@@ -14,6 +14,7 @@ use draconis_objects::{CreateOptions, OpenOptions, SalvageOptions, Store};
 
 use super::open::{close_store, open_disk_shared, open_store_disk, with_context};
 use crate::bucket;
+use crate::exit_status;
 use crate::image;
 use crate::progress::{ByteProgress, ProgressMode};
 use crate::{report, text};
@@ -28,7 +29,6 @@ use crate::{report, text};
 /// superblocks and checkpoints are searched for. Every loss is printed. A removed key can come back
 /// only where that is printed: if both its part of the index and the frame of its removal are lost.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 complete, 4 data lost, 1 failure.")]
 pub struct Arguments {
     /// Copy values also if they may be old or removed.
     ///
@@ -44,9 +44,6 @@ pub struct Arguments {
     /// New store: a file that does not exist.
     new: PathBuf,
 }
-
-/// Exit status if data was lost: that of damage.
-const EXIT_DATA_LOST: u8 = 4;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (old, new) = (&arguments.old, &arguments.new);
@@ -127,5 +124,5 @@ fn copy_readable(
         text::format_bytes(salvaged.bytes),
         if salvaged.lost.is_empty() { ", all there was" } else { "" }
     ))?;
-    Ok(ExitCode::from(if salvaged.lost.is_empty() { 0 } else { EXIT_DATA_LOST }))
+    Ok(ExitCode::from(if salvaged.lost.is_empty() { 0 } else { exit_status::DAMAGED }))
 }
