@@ -337,7 +337,7 @@ impl<'a> TreeExtraction<'a> {
         match create(&there.name) {
             Err(Errno::EXIST) => {
                 self.check_replaceable(item, there)?;
-                let new = NewFile::create(there.dir.clone(), |part| create(part.as_bytes()))?;
+                let new = NewFile::begin(there.dir.clone(), |part| create(part.as_bytes()))?;
                 Ok(new.publish(&there.name, true)?)
             }
             created => Ok(created?),
@@ -435,7 +435,7 @@ impl<'a> TreeExtraction<'a> {
         let private = Mode::from_raw_mode(0o600);
         self.check_replaceable(item, there)?;
         let mut made = None;
-        let new = NewFile::create(there.dir.clone(), |part| {
+        let new = NewFile::begin(there.dir.clone(), |part| {
             made = Some(rustix::fs::openat(&there.dir, part, flags, private)?);
             Ok(())
         })?;

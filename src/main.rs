@@ -13,6 +13,7 @@ mod extract;
 mod fuse_mounter;
 mod image;
 mod import_tree;
+mod interrupt;
 mod logging;
 mod manual;
 mod modes;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
     let cli = cli.unwrap_or_else(|error| exit_with_usage_error(error));
     let (name, of_command) = cli::selected_command(&matches);
     logging::init_logging(cli.verbose);
+    interrupt::set_command(&name);
     if bucket::takes_options(&name) {
         let options = bucket::BucketArgs::from_arg_matches(of_command);
         bucket::set_cli_options(options.unwrap_or_else(|error| exit_with_usage_error(error)));

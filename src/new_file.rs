@@ -1,8 +1,8 @@
 //! A host file that gets its name once it is whole.
 //!
 //! ```text
-//!   create ─▶ .draconis-PID-N.part ─ contents, attributes ─ publish ─▶ NAME
-//!                    └─ dropped, or a signal ends the process ─▶ removed
+//!   begin ─▶ .draconis-PID-N.part ─ contents, attributes ─ publish ─▶ NAME
+//!                   └─ dropped, or a signal ends the process ─▶ removed
 //! ```
 //! Law 1: a part of a file never has its name. A file that has the name keeps it until then.
 //! Law 2: only what ends the process without a signal handler leaves the `.part`: SIGKILL, a power
@@ -25,12 +25,21 @@ use rustix::io::Errno;
 const MAX_NAMES: u32 = 1000;
 
 /// Files that this process has not published yet, in their directories.
-static UNPUBLISHED: Mutex<Vec<(Arc<OwnedFd>, String)>> = Mutex::new(vec![]);
+static UNPUBLISHED: Mutex<Vec<(Arc<OwnedFd>, Vec<u8>)>> = Mutex::new(vec![]);
+
+/// Removes the files that were not published, and lets no other be created: the process ends.
+pub fn remove_unpublished() {
+    let unpublished = UNPUBLISHED.lock();
+    for (dir, part) in unpublished.iter() {
+        let _ = rustix::fs::unlinkat(&**dir, &part[..], AtFlags::empty());
+    }
+    std::mem::forget(unpublished);
+}
 
 /// A new file, under a name of its own until it is published. Dropped, it is removed.
 pub struct NewFile {
     dir: Arc<OwnedFd>,
-    part: String,
+    part: Vec<u8>,
 }
 
 impl NewFile {
@@ -38,7 +47,7 @@ impl NewFile {
     ///
     /// # Errors
     /// That of `create`.
-    pub fn create(
+    pub fn begin(
         dir: Arc<OwnedFd>,
         mut create: impl FnMut(&str) -> Result<(), Errno>,
     ) -> Result<Self, Errno> {
@@ -50,6 +59,7 @@ impl NewFile {
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),
                 Ok(()) => {
+                    let part = part.into_bytes();
                     unpublished.push((dir.clone(), part.clone()));
                     return Ok(Self { dir, part });
                 }
@@ -58,12 +68,30 @@ impl NewFile {
         Err(Errno::EXIST)
     }
 
+    /// Takes a file that has its name already, for one that is removed unless it is kept.
+    pub fn with_name(dir: Arc<OwnedFd>, name: &[u8]) -> Self {
+        UNPUBLISHED.lock().push((dir.clone(), name.to_vec()));
+        Self { dir, part: name.to_vec() }
+    }
+
+    /// Keeps the file under the name that it has.
+    pub fn keep(mut self) {
+        let part = std::mem::take(&mut self.part);
+        UNPUBLISHED.lock().retain(|(_, other)| *other != part);
+    }
+
+    /// Returns the directory of the file.
+    pub fn dir(&self) -> &OwnedFd {
+        &self.dir
+    }
+
     /// Gives the file its name. `replaces` says whether it takes that of an existing file.
     ///
     /// # Errors
     /// The system's error; [`Errno::EXIST`] if a file has the name and is not replaced.
     pub fn publish(self, name: &[u8], replaces: bool) -> Result<(), Errno> {
-        let (dir, part) = (&*self.dir, &*self.part);
+        let (dir, part) = (&*self.dir, &self.part[..]);
+        let _unpublished = UNPUBLISHED.lock();
         let flags = if replaces { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         match rustix::fs::renameat_with(dir, part, dir, name, flags) {
             // A file system without the flag, such as NFS. The name of the part is removed below.
@@ -77,10 +105,13 @@ impl NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
+        if self.part.is_empty() {
+            return;
+        }
         let mut unpublished = UNPUBLISHED.lock();
         unpublished.retain(|(_, part)| *part != self.part);
         // Usually gone. A rename between two names of one file does nothing, and leaves it.
-        let _ = rustix::fs::unlinkat(&*self.dir, &*self.part, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&*self.dir, &self.part[..], AtFlags::empty());
     }
 }
 
@@ -96,7 +127,7 @@ impl OutputFile {
     ///
     /// # Errors
     /// `dest` is a source, in use, or not writable.
-    pub fn create(sources: &ReadSources, dest: &Path) -> anyhow::Result<(File, Self)> {
+    pub fn begin(sources: &ReadSources, dest: &Path) -> anyhow::Result<(File, Self)> {
         let shown = || dest.display().to_string();
         // The file behind a link is replaced, not the link.
         let real = dest.canonicalize().unwrap_or_else(|_| dest.to_path_buf());
@@ -110,7 +141,7 @@ impl OutputFile {
         let dir = Arc::new(dir);
         let old = match std::fs::metadata(&real) {
             Ok(old) if old.is_file() => {
-                // Who may not write to a file may not replace it either.
+                // A user who cannot write to a file does not replace it either.
                 File::options().write(true).open(&real).with_context(shown)?;
                 Some(old)
             }
@@ -120,7 +151,7 @@ impl OutputFile {
         sources.refuse_source_as_destination_at(&*dir, name.as_bytes(), &shown())?;
         let mut made = None;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        let new = NewFile::create(dir.clone(), |part| {
+        let new = NewFile::begin(dir.clone(), |part| {
             made = Some(rustix::fs::openat(&*dir, part, flags, Mode::from_raw_mode(0o666))?);
             Ok(())
         });

@@ -7,6 +7,8 @@ use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 
+use crate::{interrupt, report};
+
 /// When to show progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum ProgressMode {
@@ -45,6 +47,7 @@ impl ByteProgress {
     }
 
     fn with_template(when: ProgressMode, total_bytes: Option<u64>, template: &str) -> Self {
+        interrupt::watch();
         let shown = match when {
             ProgressMode::Always => true,
             ProgressMode::Never => false,
@@ -68,6 +71,7 @@ impl ByteProgress {
         self.bar.set_position(self.done_bytes);
         if self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;
+            report::set_bar_shown(true);
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
         }
     }
@@ -76,6 +80,7 @@ impl ByteProgress {
 impl Drop for ByteProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+        report::set_bar_shown(false);
     }
 }
 
@@ -88,6 +93,7 @@ pub struct CheckProgress {
 
 impl CheckProgress {
     pub fn new(mode: ProgressMode) -> Self {
+        interrupt::watch();
         Self { mode, bar: Mutex::default() }
     }
 

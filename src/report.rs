@@ -25,6 +25,22 @@ pub fn warn_line(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// True while a progress bar is on the terminal.
+static IS_BAR_SHOWN: AtomicBool = AtomicBool::new(false);
+
+/// Records whether a progress bar is on the terminal.
+pub fn set_bar_shown(is_shown: bool) {
+    IS_BAR_SHOWN.store(is_shown, Ordering::Relaxed);
+}
+
+/// Writes the last line of a process, below a progress bar that it leaves behind.
+pub fn last_line(line: impl Display) {
+    if IS_BAR_SHOWN.load(Ordering::Relaxed) {
+        warn_line("");
+    }
+    warn_line(line);
+}
+
 /// Writes an error to standard error.
 pub fn print_error(error: &anyhow::Error) {
     static DAMAGE_HINT_SHOWN: AtomicBool = AtomicBool::new(false);

@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let about = oci::ImageMetadata::new(platform.clone(), config.as_deref(), tag.clone())?;
     let mut sources = image::sources_to_protect(&arguments.target.image, &arguments.place.volume);
     config.iter().for_each(|file| sources.add(file));
-    let (file, output) = OutputFile::create(&sources, path)?;
+    let (file, output) = OutputFile::begin(&sources, path)?;
     let layer = oci::OciImageWriter::begin_image(file).with_context(shown)?;
     // The process can only create files in that directory.
     let (code, layer) = write_archive(arguments, Some(output.dir().as_fd()), layer)?;

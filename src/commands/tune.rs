@@ -25,6 +25,7 @@ use draconis_types::Time;
 
 use crate::edit;
 use crate::image::{self, BackingFiles, WriteArgs};
+use crate::interrupt;
 use crate::text::{EscapingOutput, TimeFormatter};
 use listing::UserGroupNames;
 
@@ -146,6 +147,7 @@ fn apply_changes(
     let opened = image::open_writable(&arguments.image)?;
     let behind = BackingFiles::open(&arguments.image, &arguments.place.backing)?;
     image::confine_to_open_files()?;
+    interrupt::watch();
     let part =
         locate_for_writing(opened.into_disk()?, &behind.start_disks(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;

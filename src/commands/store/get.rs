@@ -41,7 +41,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(path) if path != Path::new("-") => {
             let mut sources = ReadSources::of_image(device, &[]);
             bucket::cli_journal_file().iter().for_each(|file| sources.add(file));
-            let (file, output) = OutputFile::create(&sources, path)?;
+            let (file, output) = OutputFile::begin(&sources, path)?;
             new = Some(output);
             let out = match file.metadata()?.is_file() {
                 true => ObjectOutput::Sparse(file),
