@@ -6,6 +6,8 @@
 
 use std::fs::File;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,19 +18,17 @@ use draconis_access::mmp_claim;
 use draconis_device::Disk;
 use draconis_ext::check::{CheckOptions, Problem};
 use draconis_ext::repair::{Fix, OfflineError, Repair, RepairOptions, plan, revert};
+use draconis_service::sandbox::{self, SandboxProfile};
 use draconis_service::volume::locate_for_writing;
 use serde::Serialize;
 
 use crate::edit;
+use crate::exit_status;
 use crate::image::{self, BackingFiles, Force, SuperblockArgs, VolumeArgs, WriteArgs, parse_force};
+use crate::new_file::NewFile;
 use crate::progress::{CheckProgress, ProgressMode};
 use crate::report;
 use crate::text::{EscapingOutput, escape_control_chars};
-
-/// Exit statuses as of `e2fsck`: repaired, damage that is left, and a failed repair.
-const EXIT_REPAIRED: u8 = 1;
-const EXIT_LEFT: u8 = 4;
-const EXIT_OPERATIONAL_ERROR: u8 = 8;
 
 /// Repair a damaged volume.
 ///
@@ -37,9 +37,6 @@ const EXIT_OPERATIONAL_ERROR: u8 = 8;
 /// completes the repair. What has no name gets one in lost+found, blocks that two files claim are
 /// copied. A problem that has no fix leaves the volume as it is.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Exit status: 0 nothing to do, 1 repaired, 4 damage is left, 8 repair failed."
-)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
@@ -127,15 +124,15 @@ enum Outcome {
 pub fn run(arguments: &Arguments) -> ExitCode {
     match try_run(arguments) {
         Ok(Outcome::Clean) => ExitCode::SUCCESS,
-        Ok(Outcome::Repaired) => ExitCode::from(EXIT_REPAIRED),
-        Ok(Outcome::Left) => ExitCode::from(EXIT_LEFT),
-        Err(error) => report::report_failure(&error, EXIT_OPERATIONAL_ERROR),
+        Ok(Outcome::Repaired) => ExitCode::from(exit_status::REPAIRED),
+        Ok(Outcome::Left) => ExitCode::from(exit_status::DAMAGED),
+        Err(error) => report::report_failure(&error, exit_status::OPERATIONAL_ERROR),
     }
 }
 
-/// Creates a file for an undo or a log. One that is there must be empty: a repair that was refused
-/// leaves it.
-fn create_file(path: &Path) -> anyhow::Result<File> {
+/// Creates a file for an undo or a log, which is removed unless the repair uses it. One that is
+/// there must be empty: a repair that was killed leaves it.
+fn create_file(path: &Path) -> anyhow::Result<(File, NewFile)> {
     let mut options = File::options();
     options.read(true).write(true);
     let file = match options.clone().create_new(true).open(path) {
@@ -148,9 +145,12 @@ fn create_file(path: &Path) -> anyhow::Result<File> {
         bail!("{}: the file must be a new one", path.display());
     }
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let dir = File::open(parent.unwrap_or(Path::new(".")))?;
+    let name = path.file_name().with_context(|| format!("{}: not a name", path.display()))?;
+    let new = NewFile::with_name(Arc::new(dir.try_clone()?.into()), name.as_bytes());
     // The name is durable before the first write of the repair.
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
-    Ok(file)
+    dir.sync_all()?;
+    Ok((file, new))
 }
 
 fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
@@ -181,7 +181,8 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let behind = BackingFiles::open(image, &arguments.place.backing)?;
     let undo = arguments.undo.as_deref().map(create_file).transpose()?;
     let scratch = arguments.scratch.as_deref().map(create_file).transpose()?;
-    image::confine_to_open_files()?;
+    let dirs: Vec<_> = undo.iter().chain(&scratch).map(|(_, new)| new.dir().as_fd()).collect();
+    sandbox::confine(&SandboxProfile::Remover { beneath: &dirs }, None)?;
     let part = locate_for_writing(opened.into_disk()?, &behind.start_disks(), &place.options());
     let disk = part.with_context(|| image.display().to_string())?.disk;
     if let Some(mut saved) = saved {
@@ -216,7 +217,11 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
             return Ok(Outcome::Left);
         }
     }
-    repair.write(&disk, undo, scratch).map_err(|error| {
+    let use_file = |(file, new): (File, NewFile)| {
+        new.keep();
+        file
+    };
+    repair.write(&disk, undo.map(use_file), scratch.map(use_file)).map_err(|error| {
         let step = match error {
             OfflineError::NoLogSpace => "; --scratch FILE takes the log instead",
             _ => "",

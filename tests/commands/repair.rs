@@ -177,3 +177,27 @@ fn repair_without_superblock(at: usize, len: usize) {
     assert!(e2fsck_is_silent(&image));
     assert_eq!(draconis.run_ok(["cat", &format!("{path}:/letter")]), "Dear reader,\n");
 }
+
+/// The files of `--undo` and `--scratch` are there only if something was written.
+#[test]
+fn repair_that_writes_nothing_leaves_no_files() {
+    let draconis = Draconis::new();
+    let image = draconis.path("clean.img");
+    mke2fs(&image, None, &["-t", "ext4"], "8M");
+    let (undo, scratch) = (draconis.make_dir("undo").join("file"), draconis.path("scratch"));
+    let repair = |option: &str| {
+        let mut command = draconis.command();
+        command.args(["repair", option]).arg(&image).arg("--undo").arg(&undo);
+        command.arg("--scratch").arg(&scratch).output().unwrap().status.code()
+    };
+    assert_eq!(repair("-y"), Some(0));
+    assert!(!undo.exists() && !scratch.exists(), "files of a repair that wrote nothing");
+    // Damage that -p leaves.
+    let image = damaged_image(&draconis, "ext4");
+    std::fs::rename(&image, draconis.path("clean.img")).unwrap();
+    debugfs_write(draconis.path("clean.img"), "clri /below/large");
+    assert_eq!(repair("-p"), Some(4));
+    assert!(!undo.exists() && !scratch.exists(), "files of a repair that was left");
+    assert_eq!(repair("-y"), Some(1));
+    assert!(undo.exists(), "the undo file of a repair");
+}

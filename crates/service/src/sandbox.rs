@@ -50,6 +50,11 @@ pub enum SandboxProfile<'a> {
     Reader,
     /// A tool that changes a volume and the length of the file that contains it.
     Resizer,
+    /// A tool that reads and writes open files, and removes those that it did not need.
+    Remover {
+        /// The directories of those files.
+        beneath: &'a [BorrowedFd<'a>],
+    },
     /// A tool that reads a volume and creates files beneath one directory.
     Extractor {
         /// The directory.
@@ -226,6 +231,15 @@ fn restrict_paths(profile: &SandboxProfile<'_>) -> Result<String, ConfineError> 
                 .add_rule(PathBeneath::new(LandlockFd(beneath), access))
                 .map_err(step_error(step))?
         }
+        SandboxProfile::Remover { beneath } => {
+            let rules = beneath.iter().map(|dir| {
+                let dir = LandlockFd(dir.try_clone_to_owned().map_err(step_error(step))?);
+                Ok(PathBeneath::new(dir, AccessFs::RemoveFile))
+            });
+            let rules: Result<Vec<_>, ConfineError> = rules.collect();
+            let rules = rules?.into_iter().map(Ok::<_, landlock::RulesetError>);
+            ruleset.add_rules(rules).map_err(step_error(step))?
+        }
         _ => ruleset,
     };
     let status = ruleset.restrict_self().map_err(step_error(step))?;
@@ -371,6 +385,9 @@ fn build_syscall_filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, secc
     if matches!(profile, SandboxProfile::RingWorker) {
         rules.insert(libc::SYS_io_uring_enter, vec![]);
         rules.insert(libc::SYS_sched_setaffinity, vec![arg_equals(0, 0)?]);
+    }
+    if matches!(profile, SandboxProfile::Remover { .. }) {
+        rules.insert(libc::SYS_unlinkat, vec![]);
     }
     if matches!(profile, SandboxProfile::Resizer) {
         rules.insert(libc::SYS_ftruncate, vec![]);

@@ -196,6 +196,7 @@ fn child_entry() {
         "reader" => drop(confine(&SandboxProfile::Reader, None).unwrap()),
         "bounded" => drop(confine(&SandboxProfile::Worker, Some(64 << 20)).unwrap()),
         "unconfined" => {}
+        "remover" => return run_remover_attempt(),
         _ => return run_extractor_attempt(attempt),
     }
     let all = FORBIDDEN_ATTEMPTS.iter().chain(ALLOWED_ATTEMPTS);
@@ -272,6 +273,37 @@ fn extractor_writes_only_in_its_directory() {
         let (status, said) = run_attempt(&format!("extractor {attempt}"), &inside);
         assert_eq!(status.signal(), Some(libc::SIGSYS), "{attempt}: {status} {said}");
     }
+}
+
+#[test]
+fn remover_removes_files_in_its_directories_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let inside = dir.path().join("inside");
+    std::fs::create_dir(&inside).unwrap();
+    for file in [inside.join("unneeded"), dir.path().join("outside")] {
+        std::fs::write(file, "text").unwrap();
+    }
+    let (status, said) = run_attempt("remover files", &inside);
+    if status.code() == Some(EXIT_NO_LANDLOCK) {
+        draconis_testkit::report_skipped("the remover's paths: this kernel has no landlock");
+        return;
+    }
+    assert!(status.success(), "{status} {said}");
+    assert!(!inside.join("unneeded").exists() && dir.path().join("outside").exists());
+}
+
+fn run_remover_attempt() {
+    let inside = child_path();
+    let beneath = open_beneath(&inside).unwrap();
+    let beneath = [std::os::fd::AsFd::as_fd(&beneath)];
+    let confinement = confine(&SandboxProfile::Remover { beneath: &beneath }, None).unwrap();
+    if confinement.landlock == "none" {
+        std::process::exit(EXIT_NO_LANDLOCK);
+    }
+    let remove = |path: &Path| unlinkat(CWD, path, AtFlags::empty());
+    remove(&inside.join("unneeded")).unwrap();
+    assert_eq!(remove(&inside.with_file_name("outside")), Err(rustix::io::Errno::ACCESS));
+    std::process::exit(0);
 }
 
 /// Exit status of a child that could not be tested.
