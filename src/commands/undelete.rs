@@ -41,8 +41,7 @@ State:
   overwritten          nothing is left; not copied
   contents unsure      nothing proves that the blocks still hold this file
 IMAGE@deleted is a tree of the deleted files for ls, get, tar, mount and other readers.
-With --json, ranges are [first byte, byte after the last], times [seconds, nanoseconds].
-Exit status: 0 success, 1 failure, also if a copied file is not whole.";
+With --json, ranges are [first byte, byte after the last], times [seconds, nanoseconds].";
 
 /// List deleted files of a volume, or copy them to the host.
 #[derive(Debug, Args)]
@@ -70,7 +69,8 @@ pub struct Arguments {
     /// number of directories; inode:N or `<N>` is an inode. A directory is copied with all it held.
     #[arg(requires = "dest")]
     pattern: Option<OsString>,
-    /// Existing directory, or the name of a single file. Existing files are kept.
+    /// Directory, which is made if it does not exist, or the name of a single file. Existing files
+    /// are kept.
     dest: Option<PathBuf>,
 }
 
@@ -224,11 +224,13 @@ fn copy(arguments: &Arguments, pattern: &[u8], dest: &Path) -> anyhow::Result<Ex
     let (parent, name) = split_destination(dest, b"")?;
     let sources = image::sources_to_protect(&arguments.image, &arguments.place);
     let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
-    let is_single = !name.is_empty();
+    let is_single = !name.is_empty() && !dest.as_os_str().as_bytes().ends_with(b"/");
+    // A directory for several files is made, but not in the place of something else.
+    let is_new_dir = !name.is_empty() && std::fs::symlink_metadata(dest).is_err();
     let mut dest = ExtractionDest::open(parent, name, sources)?;
     dest.replaces = false;
     let found = scan(arguments, Some(beneath.as_fd()))?;
-    let plan = RestorePlan::new(&found, arguments, &selection, is_single)?;
+    let plan = RestorePlan::new(&found, arguments, &selection, is_single, is_new_dir)?;
     let chunks = plan.chunks();
     let progress = ByteProgress::new(arguments.progress, plan.bytes());
     let mut extraction = TreeExtraction::new(&plan, dest, chunks, progress);
@@ -271,6 +273,7 @@ impl<'a> RestorePlan<'a> {
         arguments: &Arguments,
         selection: &Selection,
         is_single: bool,
+        is_new_dir: bool,
     ) -> anyhow::Result<Self> {
         let files = found.files().iter().map(|file| (file, selected_names(arguments, file)));
         let files: Vec<_> = files.collect();
@@ -301,14 +304,18 @@ impl<'a> RestorePlan<'a> {
                 vec![RestoreItem { path: vec![], file: Some(*file), link_to: None }]
             }
             ([], _) => vec![],
-            (_, true) => bail!("several files match: DEST must be an existing directory"),
+            (_, true) if !is_new_dir => {
+                bail!("several files match: DEST must be a directory, or a new name for one")
+            }
             _ => {
                 let tree = DeletedTree::new(&selected);
-                let places = tree.places().iter().enumerate().skip(1);
+                // The first is the top, which only a new directory needs.
+                let skipped = usize::from(!is_new_dir);
+                let places = tree.places().iter().enumerate().skip(skipped);
                 let item = |(nth, it): (usize, &PlacedFile<'a>)| RestoreItem {
                     path: tree.path(nth),
-                    file: it.file,
-                    link_to: it.link_to.map(|first| first - 1),
+                    file: it.file.filter(|_| nth > 0),
+                    link_to: it.link_to.map(|first| first - skipped),
                 };
                 places.map(item).collect()
             }

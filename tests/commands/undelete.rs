@@ -130,8 +130,30 @@ fn nothing_on_the_host_is_replaced() {
     let errors = draconis.run_failing(["undelete", text, "nothing", top.to_str().unwrap()]);
     assert!(errors.contains("no deleted file matches"), "{errors}");
     let errors =
-        draconis.run_failing(["undelete", text, "*.txt", draconis.path("new").to_str().unwrap()]);
-    assert!(errors.contains("DEST must be an existing directory"), "{errors}");
+        draconis.run_failing(["undelete", text, "*.txt", out.join("a.txt").to_str().unwrap()]);
+    assert!(errors.contains("DEST must be a directory"), "{errors}");
+}
+
+/// As `rescue` does, `undelete` makes the directory; one file gets the name, unless it ends in `/`.
+#[test]
+fn missing_directory_is_made() {
+    let draconis = Draconis::new();
+    let (image, files) = make_image(&draconis);
+    let top = draconis.dir.path().to_str().unwrap();
+    let copy = |pattern: &str, dest: &str| {
+        draconis.run_ok(["undelete", image.to_str().unwrap(), pattern, &format!("{top}/{dest}")]);
+    };
+    copy("*.txt", "many");
+    copy("/docs/a.txt", "file");
+    copy("/docs/a.txt", "one/");
+    for (name, of) in [
+        ("many/docs/old/c.txt", "docs/old/c.txt"),
+        ("many/docs/a.txt", "docs/a.txt"),
+        ("file", "docs/a.txt"),
+        ("one/docs/a.txt", "docs/a.txt"),
+    ] {
+        assert!(std::fs::read(draconis.path(name)).unwrap() == files[of], "{name}");
+    }
 }
 
 #[test]
