@@ -1,6 +1,6 @@
 //! `draconis store ls`
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -14,7 +14,7 @@ use crate::text::escape_control_chars;
 /// List objects with size, unshared bytes and names.
 ///
 /// Unshared bytes are those not shared with the parent. If disks are mounted, the store process
-/// lists the store.
+/// lists the store. A terminal gets a table; otherwise fields end with tabs.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Print JSON.
@@ -32,7 +32,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return print_changes(device, interval, |store| {
             let mut text = vec![];
             // Writing to memory cannot fail.
-            let _ = write_list(&store_process::list_objects(store)?, arguments.json, &mut text);
+            let form = ListForm::new(arguments.json);
+            let _ = write_list(&store_process::list_objects(store)?, form, &mut text);
             Ok(text)
         });
     }
@@ -42,24 +43,57 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             .map_err(|error| with_context(device, error))?,
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    write_list(&list, arguments.json, &mut out)?;
+    write_list(&list, ListForm::new(arguments.json), &mut out)?;
     out.flush()?;
     Ok(())
 }
 
-fn write_list(list: &[ObjectEntry], json: bool, out: &mut impl Write) -> anyhow::Result<()> {
-    if json {
-        let all: Vec<ObjectJson> = list.iter().map(ObjectJson::from_entry).collect();
-        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
-        return Ok(());
+/// Form of the list.
+#[derive(Clone, Copy)]
+enum ListForm {
+    Json,
+    /// Columns with a header, for a terminal.
+    Table,
+    /// Fields with tabs between them, for programs.
+    Tabs,
+}
+
+impl ListForm {
+    fn new(is_json: bool) -> Self {
+        match is_json {
+            true => Self::Json,
+            false if std::io::stdout().is_terminal() => Self::Table,
+            false => Self::Tabs,
+        }
     }
-    for ObjectJson { object, len_bytes, own_bytes, names, .. } in
-        list.iter().map(ObjectJson::from_entry)
-    {
-        write!(out, "{object}\t{len_bytes}")?;
-        own_bytes.map_or(Ok(()), |own| write!(out, "\t{own}"))?;
-        names.iter().try_for_each(|name| write!(out, "\t{name}"))?;
-        writeln!(out)?;
+}
+
+fn write_list(list: &[ObjectEntry], form: ListForm, out: &mut impl Write) -> anyhow::Result<()> {
+    match form {
+        ListForm::Json => {
+            let all: Vec<ObjectJson> = list.iter().map(ObjectJson::from_entry).collect();
+            writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
+        }
+        ListForm::Table => {
+            writeln!(out, "{:>8} {:>16} {:>16}  NAMES", "OBJECT", "BYTES", "UNSHARED")?;
+            for ObjectJson { object, len_bytes, own_bytes, names, .. } in
+                list.iter().map(ObjectJson::from_entry)
+            {
+                let own = own_bytes.map_or(String::new(), |own| own.to_string());
+                let line = format!("{object:>8} {len_bytes:>16} {own:>16}  {}", names.join(" "));
+                writeln!(out, "{}", line.trim_end())?;
+            }
+        }
+        ListForm::Tabs => {
+            for ObjectJson { object, len_bytes, own_bytes, names, .. } in
+                list.iter().map(ObjectJson::from_entry)
+            {
+                write!(out, "{object}\t{len_bytes}")?;
+                own_bytes.map_or(Ok(()), |own| write!(out, "\t{own}"))?;
+                names.iter().try_for_each(|name| write!(out, "\t{name}"))?;
+                writeln!(out)?;
+            }
+        }
     }
     Ok(())
 }
@@ -85,5 +119,30 @@ impl ObjectJson {
             over: listed.over.as_deref().map(escape_control_chars),
             names: listed.names.iter().map(|name| escape_control_chars(name)).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminal_gets_a_header() {
+        let entry = |object, own_bytes, names: &[&str]| ObjectEntry {
+            object,
+            len_bytes: 4096,
+            own_bytes,
+            over: None,
+            names: names.iter().map(|name| name.as_bytes().to_vec()).collect(),
+        };
+        let list = [entry(1, None, &[]), entry(12, Some(512), &["disk", "disk@old"])];
+        let write = |form| {
+            let mut text = vec![];
+            write_list(&list, form, &mut text).unwrap();
+            String::from_utf8(text).unwrap()
+        };
+        let table = "  OBJECT            BYTES         UNSHARED  NAMES\n       1             4096\n      12             4096              512  disk disk@old\n";
+        assert_eq!(write(ListForm::Table), table);
+        assert_eq!(write(ListForm::Tabs), "1\t4096\n12\t4096\t512\tdisk\tdisk@old\n");
     }
 }
