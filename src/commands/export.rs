@@ -85,7 +85,8 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t, conflicts_with = "backing")]
     format: ImageFormat,
     /// Give each connection a writable clone of STORE#NAME@SNAPSHOT, or of STORE#NAME as it is now.
-    /// Clones are removed when their clients disconnect, or kept as PREFIX-1, PREFIX-2, ... With
+    /// Clones are removed when their clients disconnect, or, once written, kept as PREFIX-1,
+    /// PREFIX-2, ... With
     /// --vhost-user the only clone is removed at the end, or kept as PREFIX-1, with which the next
     /// export goes on.
     #[arg(
@@ -209,6 +210,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (about, disk) = (image.display().to_string(), disk.clone());
         let export = match clones {
             Some(clones) => {
+                // A connection gets the name of its own clone.
+                let about = format!("{}, a clone of {about}", clones.pattern());
                 Export::with_clones(name, about, disk, Box::new(SharedClones(clones.clone())))
             }
             None => Export::new(name, about, disk),

@@ -64,6 +64,8 @@ fn clones_are_kept_under_a_prefix() {
     for byte in 1..=2 {
         SimpleClient::connect(&socket).write(0, &[byte; 512]);
     }
+    // A client that only looks leaves no clone behind.
+    SimpleClient::connect(&socket).read(0, 512);
     end_with_names(&draconis, export, &["vm-1", "vm-2", "vol", "vol@vm-1"]);
     let export = Export::at(&draconis, "sock", &["--clone=vm", &disk]);
     SimpleClient::connect(&socket).write(0, &[3; 512]);

@@ -2,21 +2,22 @@
 //!
 //! ```text
 //!   STORE#NAME ──snapshot at the start──▶ NAME@~base ──▶ NAME~1, NAME~2, ..  removed at disconnect
-//!                                         NAME@PREFIX ──▶ PREFIX-1, PREFIX-2, ..  kept
+//!                                         NAME@PREFIX ──▶ PREFIX-1, PREFIX-2, ..  kept once written
 //!   STORE#NAME@SNAPSHOT ───────────────────────────────▶ the same
 //! ```
 //!
 //! Law 1: only an export creates names with `~`, and it has the store alone. Such names at its start
 //! are left over from an export that was killed, and are removed.
-//! Law 2: a clone takes constant time and space. Neither it nor its removal waits for the disk: a
+//! Law 2: what a connection only looked at is not kept: a clone that was not written is removed.
+//! Law 3: a clone takes constant time and space. Neither it nor its removal waits for the disk: a
 //! flush of the client makes the clone durable, too.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Context;
 use draconis_access::store_disk::EXPORT_CLONE_MARK;
-use draconis_device::{Disk, ForwardingDisk};
+use draconis_device::{Disk, Error, Extent, ForwardingDisk, Group, Refused, SubmitOptions, Ticket};
 use draconis_nbd::CloneSource;
 use draconis_service::store_process::DiskCommand;
 
@@ -44,9 +45,10 @@ pub struct Clones {
     keeps: bool,
     /// True if `base` is a snapshot of the export's own.
     takes_snapshot: bool,
-    /// Number of the first clone, and of the next one.
-    first: u64,
+    /// Number of the next clone.
     next: AtomicU64,
+    /// True once a clone was written that is kept.
+    has_kept: AtomicBool,
 }
 
 impl Clones {
@@ -86,9 +88,9 @@ impl Clones {
                 store.execute(&take).with_context(|| format!("{of}: no snapshot"))?;
             }
         }
-        let next = AtomicU64::new(first);
+        let (next, has_kept) = (AtomicU64::new(first), AtomicBool::new(false));
         let keeps = keep_as.is_some();
-        Ok(Arc::new(Self { store, base, prefix, keeps, takes_snapshot, first, next }))
+        Ok(Arc::new(Self { store, base, prefix, keeps, takes_snapshot, next, has_kept }))
     }
 
     /// Returns the snapshot below the clones.
@@ -103,8 +105,7 @@ impl Clones {
 
     /// Removes the snapshot of the export, unless clones over it are kept. No clone may be in use.
     pub fn close(&self) -> anyhow::Result<()> {
-        let is_needed = self.keeps && self.next.load(Ordering::Relaxed) > self.first;
-        if !self.takes_snapshot || is_needed {
+        if !self.takes_snapshot || self.has_kept.load(Ordering::Relaxed) {
             return Ok(());
         }
         let name = self.base.name.clone();
@@ -120,6 +121,8 @@ impl Clones {
             return Ok((self.base.to_string(), self.store.other_disk(&self.base).disk()?));
         }
         let clone = self.create()?;
+        // A machine finds it again, whether it has written or not.
+        clone.mark_written();
         Ok((clone.end.named().to_string(), Arc::new(clone)))
     }
 
@@ -128,7 +131,7 @@ impl Clones {
         let name = format!("{}{}", self.prefix, self.next.fetch_add(1, Ordering::Relaxed));
         let clone = self.store.other_disk(&self.base).clone_as(&name)?;
         // From here on the clone goes when it is dropped.
-        let end = CloneEnd { clones: self.clone(), name };
+        let end = CloneEnd { clones: self.clone(), name, is_written: AtomicBool::new(false) };
         Ok(CloneDisk { disk: clone.disk()?, end })
     }
 }
@@ -181,12 +184,41 @@ impl ForwardingDisk for CloneDisk {
     fn inner_disk(&self) -> &Self::Inner {
         &*self.disk
     }
+
+    fn submit_with(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        terms: SubmitOptions,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.mark_written();
+        self.inner_disk().submit_with(chain, after, terms)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.mark_written();
+        self.inner_disk().discard(extents, after)
+    }
+
+    fn punch_hole(&self, at: Extent) -> Result<Option<Ticket>, Error> {
+        self.mark_written();
+        self.inner_disk().punch_hole(at)
+    }
 }
 
-/// Use of a clone. Dropping it removes the clone, unless clones are kept.
+impl CloneDisk {
+    fn mark_written(&self) {
+        self.end.is_written.store(true, Ordering::Relaxed);
+        let clones = &self.end.clones;
+        clones.has_kept.fetch_or(clones.keeps, Ordering::Relaxed);
+    }
+}
+
+/// Use of a clone. Dropping it removes the clone, unless it was written and clones are kept.
 struct CloneEnd {
     clones: Arc<Clones>,
     name: String,
+    is_written: AtomicBool,
 }
 
 impl CloneEnd {
@@ -197,9 +229,8 @@ impl CloneEnd {
 
 impl Drop for CloneEnd {
     fn drop(&mut self) {
-        if !self.clones.keeps
-            && let Err(error) = self.clones.store.other_disk(&self.named()).remove_soon()
-        {
+        let is_kept = self.clones.keeps && self.is_written.load(Ordering::Relaxed);
+        if !is_kept && let Err(error) = self.clones.store.other_disk(&self.named()).remove_soon() {
             log::warn!("the clone {} was not removed: {error:#}", self.named());
         }
     }
