@@ -354,6 +354,11 @@ fn test_mount_during_server_outage(mut place: TestBucket) {
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| write_durably(&at.join("waits"), b"for it"));
         assert!(std::fs::read(at.join("file")).unwrap() == bytes);
+        wait_until("the status shows the outage while it lasts", || {
+            let status = place.draconis.status();
+            let why = status["mounts"][0]["disk"].as_str().unwrap_or_default().to_owned();
+            why.starts_with("not sent yet: ")
+        });
         start(&mut place);
         writer.join().unwrap().unwrap();
     });

@@ -200,7 +200,11 @@ impl BucketDisk {
         }
         BucketWriteState {
             error: state.error.as_ref().map(ToString::to_string),
-            away: state.away.as_ref().map(|away| (away.why.clone(), away.at)),
+            away: state
+                .away
+                .as_ref()
+                .map(|away| (away.why.clone(), away.at))
+                .or_else(|| self.shared.bucket.unanswered()),
             waiting_bytes: SharedState::waiting_bytes(&state) as u64,
         }
     }

@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advice;
 mod api;
 mod cache;
 #[cfg_attr(not(feature = "clouds"), path = "no_clouds.rs")]
@@ -39,6 +40,7 @@ mod request_threads;
 mod retry;
 mod root;
 mod state;
+mod unanswered;
 mod upload_queue;
 
 pub use api::{BucketApi, ListEntry, RequestError, RequestResult};

@@ -11,12 +11,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use draconis_device::{Error, Random};
 
+use crate::advice::step_for_refusal;
 use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
+use crate::unanswered::{AWAY_AFTER, UnansweredRequests};
 
 /// Deadline of the first answer.
 const FIRST_RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
@@ -72,6 +74,7 @@ pub(crate) struct RetryingStore {
     has_read: Arc<AtomicBool>,
     /// True since an unreachable bucket exceeded a deadline, until the next answer.
     is_away: Arc<AtomicBool>,
+    unanswered: Arc<UnansweredRequests>,
 }
 
 impl RetryingStore {
@@ -91,6 +94,7 @@ impl RetryingStore {
             has_written: Arc::default(),
             has_read: Arc::default(),
             is_away: Arc::default(),
+            unanswered: Arc::default(),
         }
     }
 
@@ -102,6 +106,11 @@ impl RetryingStore {
     /// Enables retries again after a time without answers.
     pub fn enable_retries(&self) {
         self.is_away.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns why the bucket does not answer, and since when, if that is for long.
+    pub fn unanswered(&self) -> Option<(String, SystemTime)> {
+        self.unanswered.oldest(AWAY_AFTER)
     }
 
     /// Returns the back-off after the bucket was unreachable.
@@ -177,7 +186,12 @@ impl RetryingStore {
     /// Converts a request error to a disk error.
     pub fn error(&self, doing: &str, key: &str, trouble: &RequestError) -> Error {
         let (address, slash) = (&self.address, if key.is_empty() { "" } else { "/" });
+        let refusal = match trouble {
+            RequestError::Transient(why) | RequestError::Denied(why) => step_for_refusal(why),
+            _ => None,
+        };
         let step = match trouble {
+            _ if refusal.is_some() => refusal.unwrap_or_default(),
             RequestError::Transient(_) => {
                 "; it was tried again and again: see that the bucket answers, or allow it \
                  more time with --deadline"
@@ -202,6 +216,7 @@ impl RetryingStore {
         let begun = Instant::now();
         let mut dice: Option<Random> = None;
         let mut pause = self.pause;
+        let unanswered = self.unanswered.begin();
         loop {
             count.fetch_add(1, Ordering::Relaxed);
             let mut answer = request();
@@ -212,7 +227,9 @@ impl RetryingStore {
                 Ok(_) => has_worked.store(true, Ordering::Relaxed),
                 _ => {}
             }
-            if !matches!(answer, Err(RequestError::Transient(_))) {
+            if let Err(RequestError::Transient(why)) = &answer {
+                unanswered.set_error(why);
+            } else {
                 self.has_answered.store(true, Ordering::Relaxed);
                 self.is_away.store(false, Ordering::Relaxed);
                 return answer;
