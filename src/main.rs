@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     let cli = cli::Cli::from_arg_matches(&matches);
     let cli = cli.unwrap_or_else(|error| exit_with_usage_error(error));
     let (name, of_command) = cli::selected_command(&matches);
-    logging::init_logging(cli.verbose);
+    logging::init_logging(cli.verbose, &name);
     interrupt::set_command(&name);
     if bucket::takes_options(&name) {
         let options = bucket::BucketArgs::from_arg_matches(of_command);
