@@ -30,6 +30,7 @@ Failures are :class:`OSError` with an errno, so that a file that is not there ra
 threads; the interpreter's lock is given up while anything is read or written.
 """
 
+from draconis._draconis import __version__
 from draconis.store import Keys, Objects, Store, StoreReport
 from draconis.volume import DirEntry, Report, Volume, VolumeInfo
 
@@ -42,4 +43,5 @@ __all__ = [
     "StoreReport",
     "Volume",
     "VolumeInfo",
+    "__version__",
 ]

@@ -8,6 +8,8 @@ from typing import Optional, Union, final
 _Path = Union[str, PathLike[str]]
 _Stat = tuple[int, int, int, int, int, tuple[int, int], int, int, int, int, int]
 
+__version__: str
+
 @final
 class File:
     def read_at(self, offset: int, len: int) -> bytes: ...

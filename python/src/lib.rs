@@ -38,4 +38,8 @@ mod _draconis {
     use crate::store::{Keys, Store};
     #[pymodule_export]
     use crate::volume::Volume;
+    /// Version of the package.
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 }

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import importlib.metadata
 import io
 import os
 import random
@@ -17,6 +18,10 @@ from conftest import judged, skipped
 
 import draconis
 from draconis import Volume
+
+
+def test_version_is_that_of_the_package():
+    assert draconis.__version__ == importlib.metadata.version("draconis")
 
 
 def test_what_others_made_is_read(image):

@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_service::client::{RuntimeDir, request_if_running, retire_manager};
 use draconis_service::protocol::{Reply, Request};
+use sha2::{Digest as _, Sha256};
 
 use crate::report;
 
@@ -38,9 +39,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else if mounts.is_empty() {
         report::print_line("nothing is mounted")?;
     } else {
+        // Builds of one version differ by their programs.
+        let digest = Sha256::digest(std::fs::read("/proc/self/exe").context("this program")?);
+        let build: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
         for mount in mounts.iter().filter(|mount| mount.why.is_none()) {
             report::print_line(format_args!(
-                "{} goes on with {}",
+                "{} goes on with {}, program {build}",
                 mount.mount_point.display(),
                 env!("CARGO_PKG_VERSION")
             ))?;
