@@ -38,13 +38,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         bail!("a manager runs already; see draconis status");
     };
-    let manager = Manager::new(directory)?;
+    let manager = Manager::new(directory.clone())?;
     manager.listen(listener);
     // A no-op unless systemd started the manager.
     sd_notify::notify(&[sd_notify::NotifyState::Ready])?;
-    let ending = manager.clone();
+    let (ending, bound) = (manager.clone(), directory.clone());
     on_signal(move || {
         ending.unmount_all();
+        bound.unbind();
         std::process::exit(0);
     })?;
     if arguments.until_idle {
@@ -52,6 +53,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else {
         manager.wait_until_retired();
     }
+    directory.unbind();
     Ok(ExitCode::SUCCESS)
 }
 

@@ -39,13 +39,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => Status::default(),
     };
     status.mounts.retain(|mount| is_shown(&mount.mount_point));
+    status.other_namespaces.retain(|mount| is_shown(&mount.mount_point));
     status.lost.retain(|lost| is_shown(&lost.mount_point));
     status.dead = mounts_without_keeper(&status.mounts, is_shown);
     // An export is at no directory.
     status.exports = if dirs.is_empty() { list_exports(&directory)? } else { vec![] };
     if arguments.json {
         report::print_line(serde_json::to_string_pretty(&status)?)?;
-    } else if status.mounts.is_empty() && status.dead.is_empty() && status.exports.is_empty() {
+    } else if [&status.mounts, &status.other_namespaces].iter().all(|mounts| mounts.is_empty())
+        && status.dead.is_empty()
+        && status.exports.is_empty()
+    {
         report::print_line(match dirs.is_empty() {
             true => "nothing is mounted",
             false => "nothing is mounted there",
@@ -54,6 +58,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !arguments.json {
         for mount in &status.mounts {
             report::print_line(format_mount(mount).trim_end())?;
+        }
+        for mount in &status.other_namespaces {
+            report::print_line(format_mount(mount).trim_end())?;
+            report::print_line(format_args!(
+                "  namespace another one, of process {0}: nsenter -t {0} -m",
+                mount.keeper_pid
+            ))?;
         }
         for dead in &status.dead {
             report::print_line(

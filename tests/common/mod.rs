@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ pub use draconis_testkit::judge::mke2fs;
 use draconis_testkit::wait::wait_for;
 pub use draconis_testkit::wait::wait_until;
 pub use draconis_testkit::{report_skipped, unmount_and_wait};
+use parking_lot::RwLock;
 
 /// Unmounts `at` by a program other than ours. Repeats that while the mount is busy: the status
 /// command of another test looks at all mounts, which makes each busy for a moment.
@@ -27,6 +28,10 @@ pub fn unmount_by(words: &[&str], at: &Path) {
         Command::new(words[0]).args(&words[1..]).arg(at).status().unwrap().success()
     });
 }
+
+/// Read-locked while a mount is unmounted, locked for writing while a mount namespace has copies of
+/// the mounts of other tests: those would go on until the copies end.
+pub static MOUNT_COPIES: RwLock<()> = RwLock::new(());
 
 /// The program under test, with its own manager.
 pub struct Draconis {
@@ -59,7 +64,37 @@ impl Draconis {
 
     /// Runs a command; returns its output.
     pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Output {
+        let arguments: Vec<_> =
+            arguments.into_iter().map(|word| word.as_ref().to_owned()).collect();
+        let unmounts = arguments.first().is_some_and(|word| word == "umount");
+        let _no_copies = unmounts.then(|| MOUNT_COPIES.read());
         self.command().args(arguments).output().unwrap()
+    }
+
+    /// Starts a shell with `script` as root in a mount namespace of its own, which has of our mounts
+    /// only those of this test.
+    pub fn spawn_in_mount_namespace(&self, script: &str) -> Child {
+        let _copies = MOUNT_COPIES.write();
+        let script = format!(
+            "awk -v own=\"$PWD/\" '$3 ~ /draconis/ && index($2, own) != 1 {{ print $2 }}' \
+                 /proc/self/mounts | xargs -r -d '\\n' umount -l\necho >ready\n{script}"
+        );
+        let ready = self.path("ready");
+        let _ = std::fs::remove_file(&ready);
+        let mut shell = Command::new("unshare");
+        shell.args(["-m", "--propagation", "private", "sh", "-euc", &script]);
+        shell.env("DRACONIS", program()).env("DRACONIS_RUNTIME_DIR", self.make_dir("run"));
+        shell.current_dir(self.dir.path()).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        wait_until("the namespace has no copies", || {
+            ready.exists() || shell.try_wait().unwrap().is_some()
+        });
+        shell
+    }
+
+    /// Returns the path of the socket of the manager of this mount namespace.
+    pub fn manager_socket(&self) -> PathBuf {
+        self.path("run").join(draconis_service::client::manager_socket_name())
     }
 
     /// Runs a command that must succeed; returns its output.

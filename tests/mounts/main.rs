@@ -16,6 +16,7 @@ mod mount_options;
 mod mount_restart;
 mod mount_ring;
 mod mount_write;
+mod namespaces;
 mod page_pool;
 mod real_trees;
 mod store_mounts;

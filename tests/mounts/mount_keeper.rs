@@ -101,7 +101,7 @@ fn foreground_mount_survives_manager_death() {
     wait_until("it is mounted", || mounts_below(&at).len() == 1);
     kill_pid(&draconis.status()["manager_pid"]);
     std::fs::write(at.join("new"), "x").unwrap();
-    wait_until("another manager runs", || draconis.path("run/manager.sock").exists());
+    wait_until("another manager runs", || draconis.manager_socket().exists());
     assert!(mounted.try_wait().unwrap().is_none());
     unmount(&draconis, &at);
     assert!(mounted.wait().unwrap().success());
@@ -179,7 +179,7 @@ fn upgrade_with_open_files() {
 
 /// Sends a request to the manager in the way of other programs.
 fn send_manager_request(draconis: &Draconis, request: &Value) -> Value {
-    let mut manager = UnixStream::connect(draconis.path("run/manager.sock")).unwrap();
+    let mut manager = UnixStream::connect(draconis.manager_socket()).unwrap();
     writeln!(manager, "{request}").unwrap();
     let mut line = String::new();
     BufReader::new(manager).read_line(&mut line).unwrap();

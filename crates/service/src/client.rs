@@ -1,4 +1,8 @@
 //! Finds the manager, starts one if none runs, and sends it requests.
+//!
+//! Law: a request goes to the manager of the caller's mount namespace. Its socket is named after the
+//! namespace. `manager.sock`, the socket of systemd and of older programs, is used if its listener
+//! runs in this namespace.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -11,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::mount_namespace;
 use crate::protocol::{self, MountStatus, Reply, Request, Status};
 
 /// Timeout for a manager to listen.
@@ -52,8 +57,9 @@ impl RuntimeDir {
         Ok(Self(path))
     }
 
+    /// Returns the socket path of the manager of the caller's mount namespace.
     fn manager_socket(&self) -> PathBuf {
-        self.0.join("manager.sock")
+        self.0.join(manager_socket_name())
     }
 
     fn keepers_dir(&self) -> PathBuf {
@@ -93,13 +99,20 @@ impl RuntimeDir {
         Ok(ids)
     }
 
-    /// Returns an id that no keeper has or had, at least `from`.
+    /// Binds the socket of a new keeper; returns it with an id that no keeper has, at least `from`.
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn next_keeper_id(&self, from: u64) -> std::io::Result<u64> {
+    pub(crate) fn bind_keeper(&self, from: u64) -> std::io::Result<(u64, UnixListener)> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(self.keepers_dir())?;
-        Ok(self.keeper_ids()?.last().map_or(from, |last| from.max(last + 1)))
+        let mut id = self.keeper_ids()?.last().map_or(from, |last| from.max(last + 1));
+        loop {
+            match UnixListener::bind(self.keeper_socket(id)) {
+                // Of a manager in another mount namespace.
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => id += 1,
+                bound => return bound.map(|listener| (id, listener)),
+            }
+        }
     }
 
     /// Returns true if any keeper runs; the manager need not run.
@@ -113,9 +126,33 @@ impl RuntimeDir {
         self.0.join("manager.log")
     }
 
-    /// Connects to the manager, if one runs.
+    /// Connects to the manager of the caller's mount namespace, if one runs.
     pub fn connect(&self) -> Option<UnixStream> {
-        UnixStream::connect(self.manager_socket()).ok()
+        let fixed = UnixStream::connect(self.0.join("manager.sock")).ok();
+        fixed
+            .filter(mount_namespace::is_listener_here)
+            .or_else(|| UnixStream::connect(self.manager_socket()).ok())
+    }
+
+    /// Holds off managers that start or end, until the file is dropped.
+    fn lock_managers(&self) -> std::io::Result<std::fs::File> {
+        let guard = std::fs::File::create(self.0.join("manager.lock"))?;
+        guard.lock()?;
+        Ok(guard)
+    }
+
+    /// Removes the socket of this manager, which is about to end. The next one binds another.
+    pub fn unbind(&self) {
+        let is_own = |socket: &UnixStream| {
+            let listener = rustix::net::sockopt::socket_peercred(socket);
+            listener.is_ok_and(|listener| listener.pid == rustix::process::getpid())
+        };
+        // The runtime directory may be gone already.
+        let Ok(_guard) = self.lock_managers() else { return };
+        let socket = self.manager_socket();
+        if UnixStream::connect(&socket).is_ok_and(|manager| is_own(&manager)) {
+            let _ = std::fs::remove_file(socket);
+        }
     }
 
     /// Binds the manager's socket; `None` if another manager answers there.
@@ -123,9 +160,8 @@ impl RuntimeDir {
     /// # Errors
     /// The system's error.
     pub fn bind(&self) -> std::io::Result<Option<UnixListener>> {
-        // The lock serializes managers that start at once. The socket of a dead one is removed.
-        let guard = std::fs::File::create(self.0.join("manager.lock"))?;
-        guard.lock()?;
+        // Of managers that start at once one binds. The socket of a dead one is removed.
+        let _guard = self.lock_managers()?;
         if self.connect().is_some() {
             return Ok(None);
         }
@@ -166,6 +202,12 @@ impl RuntimeDir {
         let text = format!("no manager came up; see {}", self.log_file().display());
         Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
     }
+}
+
+/// Returns the name, in the runtime directory, of the socket of the manager of the caller's mount
+/// namespace.
+pub fn manager_socket_name() -> String {
+    format!("manager-{}.sock", mount_namespace::own_namespace())
 }
 
 /// Sends a request to a manager and receives its reply.

@@ -38,6 +38,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
+use crate::mount_namespace;
 use crate::mount_table;
 use crate::mounter::Mounter;
 use crate::options::MountOptions;
@@ -207,7 +208,8 @@ impl Keeper {
         let Mount { volume, disk, identity, mount_point, .. } = &*mount;
         let (volume, mount_point) = (volume.clone(), mount_point.clone());
         let (identity, disk) = (*identity, disk.clone());
-        let kept = Reply::Kept(KeeperMount { volume, disk, identity, mount_point });
+        let namespace = Some(mount_namespace::own_namespace());
+        let kept = Reply::Kept(KeeperMount { volume, disk, identity, mount_point, namespace });
         let mut watchers = self.watchers.lock();
         watchers.retain(is_connected);
         let mut sent = protocol::send_line(&client, &kept);

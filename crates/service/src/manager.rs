@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Law 1: a volume is served once, and a mount point is used once.
-//! Law 2: the keepers know everything that the manager knows. A manager that dies loses nothing,
+//! Law 2: a manager has the keepers of its own mount namespace. It only reports those of others.
+//! Law 3: the keepers know everything that the manager knows. A manager that dies loses nothing,
 //! and the next one finds the keepers by their sockets.
 
 mod keepers;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 use self::keepers::{KeeperHandle, KeeperPhase, KeeperRequestError};
 use crate::client::RuntimeDir;
 use crate::identity::file_identity;
+use crate::mount_namespace;
 use crate::protocol::{
     self, KeeperMount, LostMount, Reply, Request, Status, UpgradeResult, display_name,
 };
@@ -110,6 +112,7 @@ impl Manager {
                     disk: disk.clone(),
                     identity,
                     mount_point,
+                    namespace: Some(mount_namespace::own_namespace()),
                 });
                 let mounted = kept.and_then(|kept| self.mount(kept, &request, *replace));
                 return mounted.unwrap_or_else(|why| Reply::Failed { why });
@@ -168,11 +171,11 @@ impl Manager {
     ) -> Result<Reply, String> {
         let cannot = |error| format!("cannot start a keeper: {error}");
         // Reserve first: two requests for one volume cannot both pass.
-        let (id, keeper) = self.reserve_keeper(kept, replace)?;
+        let (id, keeper, listener) = self.reserve_keeper(kept, replace)?;
         if replace {
             self.clear_dead_mounts(&keeper.mount.mount_point);
         }
-        let started = keeper.spawn_process().map_err(cannot).and_then(|()| {
+        let started = keeper.spawn_process(listener).map_err(cannot).and_then(|()| {
             keeper.send_request(request, None).map_err(|why| format!("its keeper was lost: {why}"))
         });
         if matches!(started, Ok(Reply::Mounted { .. })) {
@@ -203,12 +206,12 @@ impl Manager {
         }
     }
 
-    /// Reserves an id and a table entry for a future mount.
+    /// Reserves an id, a table entry and a socket for a future mount.
     fn reserve_keeper(
         &self,
         kept: KeeperMount,
         replace: bool,
-    ) -> Result<(u64, Arc<KeeperHandle>), String> {
+    ) -> Result<(u64, Arc<KeeperHandle>, UnixListener), String> {
         let until = Instant::now() + VOLUME_RELEASE_TIMEOUT;
         let mut keepers = self.keepers.lock();
         loop {
@@ -226,10 +229,11 @@ impl Manager {
         }
         self.lost.lock().retain(|lost| lost.mount_point != kept.mount_point);
         let id = keepers.last_key_value().map_or(0, |(id, _)| id + 1);
-        let id = self.directory.next_keeper_id(id).map_err(|error| error.to_string())?;
+        let bound = self.directory.bind_keeper(id);
+        let (id, listener) = bound.map_err(|error| format!("cannot start a keeper: {error}"))?;
         let entry = Arc::new(KeeperHandle::new(self.directory.keeper_socket(id), kept));
         keepers.insert(id, entry.clone());
-        Ok((id, entry))
+        Ok((id, entry, listener))
     }
 
     fn remove_keeper(&self, id: u64) {
@@ -244,6 +248,8 @@ impl Manager {
 
     /// Returns the status of all mounts, with fresh numbers from the workers that answer in time.
     pub fn status(&self) -> Status {
+        // Listed first: one of this manager that starts meanwhile is not taken for another's.
+        let all = self.directory.keeper_ids().unwrap_or_default();
         let keepers = self.keepers();
         let mounts = std::thread::scope(|scope| {
             let asked: Vec<_> =
@@ -251,7 +257,9 @@ impl Manager {
             asked.into_iter().flat_map(|asked| asked.join().unwrap_or_default()).collect()
         });
         let lost = self.lost.lock().clone();
-        Status { manager_pid: Some(std::process::id()), mounts, lost, ..Status::default() }
+        let other_namespaces = self.query_other_namespaces(&all);
+        let manager_pid = Some(std::process::id());
+        Status { manager_pid, mounts, lost, other_namespaces, ..Status::default() }
     }
 
     /// Upgrades all mounts to `program`, one after the other.

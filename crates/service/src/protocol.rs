@@ -123,6 +123,10 @@ pub struct Status {
     /// Mounts in place without a manager or server.
     #[serde(default)]
     pub dead: Vec<LostMount>,
+    /// Mounts in other mount namespaces, which the processes there see. This manager cannot change
+    /// them.
+    #[serde(default)]
+    pub other_namespaces: Vec<MountStatus>,
     /// Processes that export disks. The manager does not know them.
     #[serde(default)]
     pub exports: Vec<ExportProcess>,
@@ -205,6 +209,9 @@ pub struct KeeperMount {
     pub identity: (u64, u64),
     /// The directory.
     pub mount_point: PathBuf,
+    /// Number of the mount namespace of the keeper; older programs do not tell.
+    #[serde(default)]
+    pub namespace: Option<u64>,
 }
 
 /// Status of a mount.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
+use draconis_service::client::manager_socket_name;
 use draconis_service::protocol::{self, MountStatus, Reply, Request, Status};
 use draconis_types::injected_fault::{DELAY_VARIABLE, FAULTS_VARIABLE};
 use rustix::process::{Pid, Signal};
@@ -100,7 +101,8 @@ impl TestMount {
     }
 
     pub(super) fn query_status(&self) -> anyhow::Result<Status> {
-        let socket = std::os::unix::net::UnixStream::connect(self.path("run/manager.sock"))?;
+        let socket = self.path("run").join(manager_socket_name());
+        let socket = std::os::unix::net::UnixStream::connect(socket)?;
         protocol::send_line(&socket, &Request::Status)?;
         match protocol::receive_line(&socket)? {
             Reply::Status(status) => Ok(status),

@@ -5,12 +5,13 @@ use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{KEEPER_STATUS_TIMEOUT, MAX_LOST_MOUNTS, Manager};
+use crate::mount_namespace;
 use crate::mount_table;
 use crate::protocol::{self, KeeperMount, LostMount, MountStatus, Reply, Request};
 
@@ -91,30 +92,36 @@ impl KeeperHandle {
         UnixStream::connect(&self.socket).ok()
     }
 
-    /// Starts its process.
+    /// Starts its process, which answers at `listener`.
     ///
     /// # Errors
     /// The system's error.
-    pub(super) fn spawn_process(&self) -> std::io::Result<()> {
-        let listener = UnixListener::bind(&self.socket)?;
-        let mut child = Command::new("/proc/self/exe")
+    pub(super) fn spawn_process(&self, listener: UnixListener) -> std::io::Result<()> {
+        let child = Command::new("/proc/self/exe")
             .arg("keeper")
             .args(crate::verbosity::verbosity_argument())
             .current_dir("/")
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(listener)))
             .stdout(Stdio::null())
-            .spawn()?;
+            .spawn();
+        let mut child = child.inspect_err(|_| {
+            // Nobody will answer there.
+            let _ = std::fs::remove_file(&self.socket);
+        })?;
         std::thread::spawn(move || child.wait());
         Ok(())
     }
 
     /// Returns the status of its mount; empty if the keeper does not reply.
     pub(super) fn status(&self) -> Vec<MountStatus> {
-        match self.send_request(&Request::Status, Some(KEEPER_STATUS_TIMEOUT)) {
-            Ok(Reply::Status(status)) => status.mounts,
-            _ => vec![],
-        }
+        query_status(&self.socket)
+    }
+
+    /// Returns the number of its mount namespace, if that can be found out.
+    fn namespace(&self) -> Option<u64> {
+        let pid = || self.status().first().map(|mount| mount.keeper_pid);
+        self.mount.namespace.or_else(|| mount_namespace::namespace_of(pid()?))
     }
 
     /// Sends a request and waits for the reply; without a timeout if `wait` is `None`.
@@ -123,18 +130,33 @@ impl KeeperHandle {
         request: &Request,
         wait: Option<Duration>,
     ) -> Result<Reply, KeeperRequestError> {
-        let keeper = self.connect().ok_or(KeeperRequestError::Gone)?;
-        let ask = || {
-            keeper.set_read_timeout(wait)?;
-            protocol::send_line(&keeper, request)?;
-            protocol::receive_line(&keeper)
-        };
-        ask().map_err(KeeperRequestError::Lost)
+        send_request_to(&self.socket, request, wait)
     }
 }
 
+fn query_status(socket: &Path) -> Vec<MountStatus> {
+    match send_request_to(socket, &Request::Status, Some(KEEPER_STATUS_TIMEOUT)) {
+        Ok(Reply::Status(status)) => status.mounts,
+        _ => vec![],
+    }
+}
+
+fn send_request_to(
+    socket: &Path,
+    request: &Request,
+    wait: Option<Duration>,
+) -> Result<Reply, KeeperRequestError> {
+    let keeper = UnixStream::connect(socket).map_err(|_| KeeperRequestError::Gone)?;
+    let ask = || {
+        keeper.set_read_timeout(wait)?;
+        protocol::send_line(&keeper, request)?;
+        protocol::receive_line(&keeper)
+    };
+    ask().map_err(KeeperRequestError::Lost)
+}
+
 impl Manager {
-    /// Finds the keepers that earlier managers have started.
+    /// Finds the keepers that earlier managers have started in this mount namespace.
     ///
     /// # Errors
     /// The system's error for their directory.
@@ -157,6 +179,9 @@ impl Manager {
             match ask() {
                 Ok(Reply::Kept(kept)) => {
                     let entry = Arc::new(KeeperHandle::new(socket, kept));
+                    if entry.namespace() != Some(mount_namespace::own_namespace()) {
+                        continue;
+                    }
                     entry.set_phase(KeeperPhase::Serving);
                     self.keepers.lock().insert(id, entry.clone());
                     self.watch_keeper(id, &entry);
@@ -165,6 +190,13 @@ impl Manager {
             }
         }
         Ok(())
+    }
+
+    /// Returns the status of the mounts of those of `keepers` that this manager does not have.
+    pub(super) fn query_other_namespaces(&self, keepers: &[u64]) -> Vec<MountStatus> {
+        let own: Vec<u64> = self.keepers.lock().keys().copied().collect();
+        let others = keepers.iter().filter(|id| !own.contains(id));
+        others.flat_map(|id| query_status(&self.directory.keeper_socket(*id))).collect()
     }
 
     /// Waits in a thread for the end of a mount, as long as its keeper runs.

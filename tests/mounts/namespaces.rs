@@ -1,0 +1,84 @@
+//! Mounts and mount namespaces: each namespace has a manager of its own.
+
+use std::path::Path;
+
+use crate::common::volume::run_e2fsck;
+use crate::common::{
+    Draconis, has_fuse, has_root, has_tool, mke2fs, mounts_below, wait_until,
+};
+
+fn has_namespaces(test: &str) -> bool {
+    has_root(test) && has_fuse(test) && has_tool(test, "unshare")
+}
+
+fn make_volume(draconis: &Draconis, name: &str) -> std::path::PathBuf {
+    let tree = draconis.make_dir("tree");
+    std::fs::write(tree.join("hello"), format!("hello {name}\n")).unwrap();
+    let image = draconis.path(name);
+    mke2fs(&image, Some(&tree), &["-t", "ext2"], "8M");
+    image
+}
+
+/// Returns the sockets of managers.
+fn managers(draconis: &Draconis) -> usize {
+    let names = std::fs::read_dir(draconis.path("run")).unwrap();
+    let names = names.map(|name| name.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with("manager-") && name.ends_with(".sock")).count()
+}
+
+#[test]
+fn mount_is_in_the_namespace_of_its_caller() {
+    if !has_namespaces("mounting in another namespace") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let [a, b] = ["a.img", "b.img"].map(|name| make_volume(&draconis, name));
+    let (out, within) = (draconis.mount(&b, "out", "ro"), draconis.make_dir("in"));
+    let shell = draconis.spawn_in_mount_namespace(
+        r#"
+        "$DRACONIS" mount a.img in
+        cat in/hello out/hello
+        "$DRACONIS" status --json > status
+        echo > mounted
+        while [ ! -e go ]; do sleep 0.01; done
+        "$DRACONIS" umount in
+        # The copy of a mount of another namespace, and no more.
+        "$DRACONIS" umount out
+        ls in out
+        "#,
+    );
+    wait_until("it is mounted", || draconis.path("mounted").exists());
+    assert_eq!(std::fs::read_dir(&within).unwrap().count(), 0);
+    let status = draconis.status();
+    let points = |status: &serde_json::Value, list: &str| -> Vec<String> {
+        let mounts = status[list].as_array().unwrap().iter();
+        mounts.map(|mount| mount["mount_point"].as_str().unwrap().to_owned()).collect()
+    };
+    let [out_name, in_name] = [&out, &within].map(|at| vec![at.to_str().unwrap().to_owned()]);
+    assert_eq!(points(&status, "mounts"), out_name);
+    assert_eq!(points(&status, "other_namespaces"), in_name);
+    let printed = draconis.run_ok(["status"]);
+    assert!(printed.contains("  namespace another one, of process "), "{printed}");
+    let status = std::fs::read_to_string(draconis.path("status")).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(points(&status, "mounts"), in_name);
+    assert_eq!(points(&status, "other_namespaces"), out_name);
+    // Nothing is mounted there for this namespace, and the volume is in use.
+    let said = draconis.run_failing(["umount".as_ref(), within.as_os_str()]);
+    assert!(said.contains("nothing is mounted there"), "{said}");
+    let other = draconis.make_dir("other");
+    let said = draconis.run_failing(["mount".as_ref(), a.as_os_str(), other.as_os_str()]);
+    assert!(said.contains("in use"), "{said}");
+    assert_eq!(managers(&draconis), 2);
+    std::fs::write(draconis.path("go"), "").unwrap();
+    let ended = shell.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let said = String::from_utf8(ended.stdout).unwrap();
+    assert_eq!(said, "hello a.img\nhello b.img\nin:\n\nout:\n");
+    run_e2fsck(&a);
+    assert_eq!(std::fs::read_to_string(out.join("hello")).unwrap(), "hello b.img\n");
+    wait_until("the manager of the namespace ends", || managers(&draconis) == 1);
+    draconis.run_ok(["umount".as_ref(), out.as_os_str()]);
+    assert!(mounts_below(Path::new(draconis.dir.path())).is_empty());
+    wait_until("the manager ends", || managers(&draconis) == 0);
+}
