@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::common::volume::run_e2fsck;
 use crate::common::{
-    Draconis, has_fuse, has_root, has_tool, mke2fs, mounts_below, wait_until,
+    Draconis, has_fuse, has_root, has_tool, mke2fs, mounts_below, report_skipped, wait_until,
 };
 
 fn has_namespaces(test: &str) -> bool {
@@ -81,4 +81,52 @@ fn mount_is_in_the_namespace_of_its_caller() {
     draconis.run_ok(["umount".as_ref(), out.as_os_str()]);
     assert!(mounts_below(Path::new(draconis.dir.path())).is_empty());
     wait_until("the manager ends", || managers(&draconis) == 0);
+}
+
+/// Mounts as user 1000 that is root of a user namespace, with a `/dev/fuse` that all may open.
+const USER_NAMESPACE_SCRIPT: &str = r#"
+    chmod 755 .
+    mkdir dev
+    mount -t tmpfs -o mode=755 tmpfs dev
+    mknod -m 666 dev/fuse c 10 229
+    mount --bind dev/fuse /dev/fuse
+    chown 1000:1000 a.img at run
+    cat > inner <<'END'
+        "$DRACONIS" mount a.img at
+        cat at/hello
+        echo new > at/new
+        "$DRACONIS" status --json > at/status
+        cat at/status
+        "$DRACONIS" umount at
+        ls at
+END
+    setpriv --reuid 1000 --regid 1000 --clear-groups unshare -Urm sh -eu inner
+"#;
+
+#[test]
+fn root_of_a_user_namespace_mounts() {
+    let test = "mounting in a user namespace";
+    if !has_namespaces(test) || !has_tool(test, "setpriv") {
+        return;
+    }
+    let works = "setpriv --reuid 1000 --regid 1000 --clear-groups unshare -Urm true 2>/dev/null";
+    if !std::process::Command::new("sh").args(["-c", works]).status().unwrap().success() {
+        report_skipped("users may make no user namespaces here");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = make_volume(&draconis, "a.img");
+    draconis.make_dir("at");
+    // Where another user may run it.
+    crate::common::copy_draconis(&draconis.path("draconis"));
+    let script = format!("export DRACONIS=\"$PWD/draconis\"\n{USER_NAMESPACE_SCRIPT}");
+    let ended = draconis.spawn_in_mount_namespace(&script).wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stdout).unwrap();
+    assert!(ended.status.success(), "{said}");
+    let status = said.strip_prefix("hello a.img\n").unwrap();
+    let status: serde_json::Value = serde_json::from_str(status).unwrap();
+    let sandbox = &status["mounts"][0]["sandbox"];
+    assert!(sandbox["no_capabilities"] == true && sandbox["seccomp"] == true, "{sandbox}");
+    run_e2fsck(&image);
+    assert_eq!(draconis.run_ok(["cat", &format!("{}:/new", image.display())]), "new\n");
 }

@@ -17,6 +17,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::mount_namespace;
 use crate::protocol::{self, MountStatus, Reply, Request, Status};
+use crate::user_namespace;
 
 /// Timeout for a manager to listen.
 const MANAGER_START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,16 +28,20 @@ pub struct RuntimeDir(PathBuf);
 
 impl RuntimeDir {
     /// Opens the directory of the calling user: `$DRACONIS_RUNTIME_DIR`, else `/run/draconis` for
-    /// root, else `$XDG_RUNTIME_DIR/draconis`, else `/tmp/draconis-UID`.
+    /// root (in a user namespace if it may write `/run`), else `$XDG_RUNTIME_DIR/draconis`, else
+    /// `/tmp/draconis-UID`.
     ///
     /// # Errors
     /// If it cannot be created, or belongs to another user.
     pub fn open() -> std::io::Result<Self> {
         let uid = rustix::process::geteuid();
+        let can_write = |path| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let path = match (set("DRACONIS_RUNTIME_DIR"), set("XDG_RUNTIME_DIR")) {
             (Some(own), _) => PathBuf::from(own),
-            _ if uid.is_root() => PathBuf::from("/run/draconis"),
+            _ if uid.is_root() && (user_namespace::is_host_root() || can_write("/run")) => {
+                PathBuf::from("/run/draconis")
+            }
             (_, Some(run)) => Path::new(&run).join("draconis"),
             _ => PathBuf::from(format!("/tmp/draconis-{}", uid.as_raw())),
         };

@@ -18,6 +18,7 @@ use draconis_types::injected_fault::InjectedFault;
 use rustix::fs::{Mode, OFlags};
 
 use crate::options::{MountOptions, UringUse};
+use crate::user_namespace;
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
 /// The first Linux version that can resend requests.
@@ -72,7 +73,7 @@ pub(crate) fn open_for_rings(options: &MountOptions) -> Result<Option<OwnedFd>, 
         return Ok(None);
     } else if options.restart {
         Some("a mount whose worker restarts cannot use it; add norestart".to_string())
-    } else if !rustix::process::geteuid().is_root() {
+    } else if !user_namespace::is_host_root() {
         Some("only mounts of root can use it".into())
     } else if !enabled().starts_with('Y') {
         Some(format!("the kernel does not offer it; write Y to {ENABLE_URING_FILE}"))

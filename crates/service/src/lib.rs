@@ -35,6 +35,7 @@ pub mod sandbox;
 pub mod sandbox_test;
 pub mod store_keeper;
 pub mod store_process;
+pub mod user_namespace;
 mod verbosity;
 pub mod volume;
 pub mod worker;

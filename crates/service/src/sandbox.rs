@@ -28,6 +28,8 @@ use seccompiler::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::user_namespace;
+
 /// Landlock ABI whose rights are all handled; an older kernel enforces those that it knows.
 const LANDLOCK_ABI: ABI = ABI::V6;
 /// `nobody`, on every Linux.
@@ -180,9 +182,10 @@ fn set_resource_limits(memory_limit_bytes: Option<u64>) -> Result<(), ConfineErr
     }
 }
 
-/// Becomes `nobody`: root without capabilities still owns root's files and processes.
+/// Becomes `nobody`: root without capabilities still owns root's files and processes. Root of a user
+/// namespace without a `nobody` is an ordinary user, and stays that.
 fn become_nobody() -> Result<(), ConfineError> {
-    if !rustix::process::geteuid().is_root() {
+    if !rustix::process::geteuid().is_root() || !user_namespace::can_become(NOBODY_UID) {
         return Ok(());
     }
     let step = "give up root";

@@ -21,6 +21,7 @@ use crate::options::MountOptions;
 use crate::protocol::{MountStatus, WorkerStatus, display_name};
 use crate::remote_disk::RemoteCredentials;
 use crate::sandbox::Confinement;
+use crate::user_namespace;
 use crate::worker_process::{StartError, Worker};
 
 /// Note for mounts to which the kernel does not pass `sync`.
@@ -278,7 +279,8 @@ impl Keeper {
         let attach = |device: Option<&Path>| {
             self.mounter.attach(mount_point, volume, device, connection, options)
         };
-        let is_root = rustix::process::geteuid().is_root();
+        // The kernel mounts block devices for no other root.
+        let is_root = user_namespace::is_host_root();
         if options.block_device == Some(true) && !is_root {
             return Err("mount option 'fuseblk' is for root only; leave it out".into());
         }
