@@ -212,6 +212,10 @@ pub fn print_reply(reply: Reply) -> anyhow::Result<ExitCode> {
         Reply::NotMounted => bail!("no volume of ours is mounted there"),
         Reply::Mounted { notes } => report::print_notes(&notes),
         Reply::Cleared { why } => report::print_notes(&[format!("the mount was dead: {why}")]),
+        Reply::Copied { copies } => report::print_notes(&[format!(
+            "it is unmounted, and all changes are durable; it goes on in {}",
+            copies.join(", ")
+        )]),
         Reply::Done
         | Reply::Status(_)
         | Reply::Ended { .. }

@@ -177,6 +177,9 @@ fn format_mount(mount: &MountStatus) -> String {
             None => format!("  stopped   nothing is written any more: {why}\n"),
         };
     }
+    if !mount.copies.is_empty() {
+        text += &format!("  copies    unmounted here, goes on in {}\n", mount.copies.join(", "));
+    }
     if mount.misses_syncs {
         text +=
             "  syncs     fsync alone: the kernel passes sync and syncfs on to mounts of root's\n";

@@ -130,3 +130,58 @@ fn root_of_a_user_namespace_mounts() {
     run_e2fsck(&image);
     assert_eq!(draconis.run_ok(["cat", &format!("{}:/new", image.display())]), "new\n");
 }
+
+#[test]
+fn unmount_leaves_copies_and_names_them() {
+    if !has_namespaces("unmounting beside copies") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let [image, other] = ["a.img", "b.img"].map(|name| {
+        let image = draconis.path(name);
+        mke2fs(&image, None, &["-t", "ext4"], "16M");
+        image
+    });
+    let at = draconis.mount(&image, "at", "rw,commit=1000");
+    let unmount = |at: &Path| {
+        let ended = draconis.run(["umount".as_ref(), at.as_os_str()]);
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert!(ended.status.success(), "{said}");
+        said
+    };
+    let held = draconis.spawn_in_mount_namespace(
+        "while [ ! -e go ]; do sleep 0.01; done
+         echo more >at/more",
+    );
+    std::fs::write(at.join("new"), "x").unwrap();
+    let said = unmount(&at);
+    let holder = format!("goes on in the mount namespace of process {} (sh)", held.id());
+    assert!(said.contains(&holder) && said.lines().count() == 1, "{said}");
+    assert!(mounts_below(&at).is_empty());
+    // What was written is durable.
+    let copy = draconis.path("copy.img");
+    std::fs::copy(&image, &copy).unwrap();
+    assert_eq!(draconis.run_ok(["cat", &format!("{}:/new", copy.display())]), "x");
+    let printed = draconis.run_ok(["status"]);
+    assert!(printed.contains("  copies    unmounted here, goes on in the mount"), "{printed}");
+    // The directory is free, the volume is not.
+    let said = draconis.run_failing(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
+    assert!(said.contains("already mounted"), "{said}");
+    draconis.mount(&other, "at", "ro");
+    let bound = draconis.make_dir("bound");
+    let bind = std::process::Command::new("mount").arg("--bind").args([&at, &bound]).status();
+    assert!(bind.unwrap().success());
+    let said = unmount(&at);
+    assert!(said.contains(&format!("goes on in a mount on {}", bound.display())), "{said}");
+    assert_eq!(unmount(&bound), "");
+    // A mount ends with its last copy.
+    std::fs::write(draconis.path("go"), "").unwrap();
+    assert!(held.wait_with_output().unwrap().status.success());
+    wait_until("no mount is left", || draconis.status()["mounts"] == serde_json::json!([]));
+    run_e2fsck(&image);
+    assert_eq!(draconis.run_ok(["cat", &format!("{}:/more", image.display())]), "more\n");
+    let at = draconis.mount(&image, "at", "rw");
+    std::fs::write(at.join("newer"), "x").unwrap();
+    assert_eq!(unmount(&at), "");
+    run_e2fsck(&image);
+}

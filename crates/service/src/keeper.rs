@@ -25,6 +25,7 @@ mod unmounting;
 pub mod upgrade;
 
 pub(crate) use mounting::dead_mount_message;
+use unmounting::Unmounted;
 
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
@@ -38,12 +39,13 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
+use crate::mount_copies::find_copies;
 use crate::mount_namespace;
 use crate::mount_table;
 use crate::mounter::Mounter;
 use crate::options::MountOptions;
 use crate::protocol::{self, KeeperMount, MountStatus, Reply, Request, Status};
-use crate::worker_process::WorkerExit;
+use crate::worker_process::{ControlRequest, WorkerExit};
 
 /// Timeout for the first request to a newly started keeper.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -113,7 +115,7 @@ enum MountPhase {
 enum SupervisorEvent {
     Refresh(Sender<()>),
     Close(Sender<()>),
-    ReadOnly(bool, Sender<Result<(), String>>),
+    Control(ControlRequest, Sender<Result<(), String>>),
     /// Upgrade to another program; answered only on failure.
     Upgrade(upgrade::UpgradeRequest, Sender<String>),
     Died(WorkerExit),
@@ -188,8 +190,9 @@ impl Keeper {
                 Err(why) => failed(format!("{}: {why}", mount.mount_point.display())),
             },
             Request::Unmount { force, .. } => match self.unmount(&mount, force) {
-                Ok(None) => Reply::Done,
-                Ok(Some(why)) => Reply::Cleared { why },
+                Ok(Unmounted::Gone) => Reply::Done,
+                Ok(Unmounted::WasDead { why }) => Reply::Cleared { why },
+                Ok(Unmounted::Copied { copies }) => Reply::Copied { copies },
                 Err(why) => failed(why),
             },
             Request::End => self.shut_down_mount(&mount).map_or_else(failed, |()| Reply::Done),
@@ -228,7 +231,9 @@ impl Keeper {
 
     fn status(&self, mount: &Mount) -> Status {
         mount.is_responding(STATUS_TIMEOUT);
-        Status { mounts: vec![mount.state.lock().status.clone()], ..Status::default() }
+        let copies = if mount.is_ending() { mount.copies() } else { vec![] };
+        let status = MountStatus { copies, ..mount.state.lock().status.clone() };
+        Status { mounts: vec![status], ..Status::default() }
     }
 
     /// Waits until nothing serves `mount`; returns the reason if the end was not requested.
@@ -313,7 +318,13 @@ impl Mount {
         }
     }
 
-    /// Returns true if it was unmounted and its worker is about to end.
+    /// Returns who has copies of it.
+    fn copies(&self) -> Vec<String> {
+        let device = self.state.lock().device.clone();
+        device.map_or(vec![], |device| find_copies(&device))
+    }
+
+    /// Returns true if it was unmounted and its worker is about to end, once no copy is left.
     fn is_ending(&self) -> bool {
         self.phase() == MountPhase::Serving && !self.is_in_place()
     }

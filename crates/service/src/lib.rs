@@ -21,6 +21,7 @@ mod identity;
 pub mod keeper;
 mod loop_device;
 pub mod manager;
+mod mount_copies;
 pub mod mount_namespace;
 pub mod mount_table;
 mod mount_users;

@@ -92,7 +92,16 @@ impl MountEntry {
 
 /// Returns all mounts that this process sees, the latest last.
 pub fn read_mounts() -> Vec<MountEntry> {
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    read_table("self")
+}
+
+/// Returns all mounts that a process sees, if this user may look at it.
+pub(crate) fn read_mounts_of(pid: u32) -> Vec<MountEntry> {
+    read_table(&pid.to_string())
+}
+
+fn read_table(process: &str) -> Vec<MountEntry> {
+    let table = std::fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default();
     table.split(|&b| b == b'\n').filter_map(parse_mountinfo_line).collect()
 }
 

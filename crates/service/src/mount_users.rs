@@ -53,12 +53,16 @@ fn processes_using(mount: &MountEntry) -> Vec<String> {
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let dir = process.path();
         if process_uses_mount(&dir, mount) {
-            let command = std::fs::read_to_string(dir.join("comm")).unwrap_or_default();
-            let command: String = command.trim().chars().filter(|c| !c.is_control()).collect();
-            found.push(format!("process {pid} ({command})"));
+            found.push(format!("process {pid} ({})", command_name(pid)));
         }
     }
     found
+}
+
+/// Returns the name of the program that a process runs.
+pub(crate) fn command_name(pid: u32) -> String {
+    let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    command.trim().chars().filter(|c| !c.is_control()).collect()
 }
 
 fn process_uses_mount(process: &Path, mount: &MountEntry) -> bool {

@@ -82,6 +82,11 @@ pub enum Reply {
         /// Cause of its death.
         why: String,
     },
+    /// A mount is detached and its changes are durable, but copies of it go on.
+    Copied {
+        /// Who has them.
+        copies: Vec<String>,
+    },
     /// This manager has mounted nothing there.
     NotMounted,
     /// A volume is mounted.
@@ -240,6 +245,9 @@ pub struct MountStatus {
     /// Why it is dead.
     #[serde(default)]
     pub why: Option<String>,
+    /// Who has the copies by which it goes on, if it is unmounted here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<String>,
     /// True if the mount is read-only.
     pub read_only: bool,
     /// Confinement of the worker.

@@ -415,6 +415,17 @@ impl VolumeTree {
         })
     }
 
+    /// Makes all changes durable.
+    ///
+    /// # Errors
+    /// What stopped the volume's writing.
+    pub fn sync(&self) -> Result<(), String> {
+        if self.is_read_only() {
+            return self.volume.failure().map_or(Ok(()), Err);
+        }
+        self.volume.sync().map_err(|error| error.to_string())
+    }
+
     /// Returns the library's volume, for operations that the contracts lack.
     pub fn volume(&self) -> &Volume {
         &self.volume

@@ -32,7 +32,7 @@ use crate::request_log::{WorkerRequestLog, WorkerStart};
 use crate::sandbox::{Confinement, SandboxProfile, close_other_fds, confine};
 use crate::volume::{OpenError, VolumeTree, open, open_after_failure, open_for_mount};
 use crate::worker_process::{
-    EXIT_LOST_WRITES, FIRST_DISK_LANE, REQUEST_READ_ONLY, VOLUME_LANE, receive_descriptors,
+    ControlRequest, EXIT_LOST_WRITES, FIRST_DISK_LANE, VOLUME_LANE, receive_descriptors,
 };
 
 /// Peer timeout for the keeper: none. A keeper stopped by Ctrl-Z continues some day, and a death is
@@ -203,7 +203,7 @@ impl<S: RequestServer> WorkerControl<S> {
         std::process::exit(code)
     }
 
-    /// Handles the keeper's remount requests while the mount is served.
+    /// Handles the keeper's requests while the mount is served.
     fn serve_control(&self, control: &UnixStream) {
         let (tree, control) = (self.tree.clone(), control.try_clone());
         let listen = move || {
@@ -211,8 +211,15 @@ impl<S: RequestServer> WorkerControl<S> {
             let mut word = [0];
             // End of file: the keeper has ended, which its session detects.
             while matches!(control.read(&mut word), Ok(1)) {
-                let Some(tree) = tree.get() else { return };
-                let done = tree.set_read_only(word[0] == REQUEST_READ_ONLY);
+                let (Some(tree), Some(request)) = (tree.get(), ControlRequest::from_byte(word[0]))
+                else {
+                    return;
+                };
+                let done = match request {
+                    ControlRequest::ReadOnly => tree.set_read_only(true),
+                    ControlRequest::Writable => tree.set_read_only(false),
+                    ControlRequest::Sync => tree.sync(),
+                };
                 let answer = [done.err().unwrap_or_default().as_bytes(), &[0]].concat();
                 if control.write_all(&answer).is_err() {
                     return;

@@ -52,10 +52,24 @@ pub(crate) const EXIT_LOST_WRITES: i32 = 74;
 /// Longest final message, in bytes.
 const MAX_FINAL_MESSAGE_BYTES: u64 = 4096;
 
-/// Requests of the keeper over the control socket of a served mount. The reply ends with a zero
+/// A request of the keeper over the control socket of a served mount. The reply ends with a zero
 /// byte, and is empty on success.
-pub(crate) const REQUEST_READ_ONLY: u8 = b'r';
-pub(crate) const REQUEST_WRITABLE: u8 = b'w';
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum ControlRequest {
+    /// Write everything, mark the volume clean and refuse changes.
+    ReadOnly = b'r',
+    /// Accept changes again.
+    Writable = b'w',
+    /// Make all changes durable.
+    Sync = b's',
+}
+
+impl ControlRequest {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
+        [Self::ReadOnly, Self::Writable, Self::Sync].into_iter().find(|it| *it as u8 == byte)
+    }
+}
 
 /// The lane of the volume contract. The lanes of the disk contract follow, if the volume may be
 /// written.
@@ -402,17 +416,15 @@ impl Worker {
         }
     }
 
-    /// Has it write everything, mark the volume clean and refuse changes while the mount stays; or
-    /// accept changes again.
+    /// Has it carry out `request` while the mount stays.
     ///
     /// # Errors
     /// The error of the worker or the socket.
-    pub fn set_read_only(&self, read_only: bool, wait: Duration) -> Result<(), String> {
+    pub(crate) fn control(&self, request: ControlRequest, wait: Duration) -> Result<(), String> {
         let lost = |error: std::io::Error| format!("the worker did not answer: {error}");
-        let word = if read_only { REQUEST_READ_ONLY } else { REQUEST_WRITABLE };
         let mut answer = vec![];
         self.control.set_read_timeout(Some(wait)).map_err(lost)?;
-        (&self.control).write_all(&[word]).map_err(lost)?;
+        (&self.control).write_all(&[request as u8]).map_err(lost)?;
         let mut answers = std::io::BufReader::with_capacity(1, &self.control);
         let limit = MAX_FINAL_MESSAGE_BYTES;
         answers.by_ref().take(limit).read_until(0, &mut answer).map_err(lost)?;

@@ -354,6 +354,7 @@ fn initial_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> 
         resends: connection::kernel_can_resend(),
         state: "starting".into(),
         why: None,
+        copies: vec![],
         read_only: options.read_only,
         sandbox: Confinement::default(),
         memory_bytes: 0,

@@ -166,9 +166,9 @@ impl Keeper {
                         drop(waiting);
                         None
                     }
-                    Ok(SupervisorEvent::ReadOnly(read_only, waiting)) => {
+                    Ok(SupervisorEvent::Control(request, waiting)) => {
                         // The client may be gone.
-                        let _ = waiting.send(worker.set_read_only(read_only, VOLUME_CLOSE_TIMEOUT));
+                        let _ = waiting.send(worker.control(request, VOLUME_CLOSE_TIMEOUT));
                         None
                     }
                     Ok(SupervisorEvent::Refresh(waiting)) => Some(waiting),

@@ -13,6 +13,7 @@ use crate::mount_table;
 use crate::mount_users::find_mount_users;
 use crate::mounter::DetachError;
 use crate::options::MountOptions;
+use crate::worker_process::ControlRequest;
 
 /// Timeout for a worker's reply when its mount is detached by force.
 const FORCED_DETACH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,6 +29,28 @@ const SHUTDOWN_SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 const WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the kernel to free the loop device that was a mount's source.
 const LOOP_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Interval of looking who has copies of a detached mount.
+const COPY_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// A copy that is there for this long is a lasting one. A shorter one is that of a process that has
+/// just made a mount namespace, or is ending.
+const PASSING_COPY_TIME: Duration = Duration::from_millis(500);
+
+/// What became of an unmounted mount.
+pub(super) enum Unmounted {
+    /// Nothing serves it any more.
+    Gone,
+    /// It was dead in place.
+    WasDead {
+        /// Cause of its death.
+        why: String,
+    },
+    /// It goes on in copies; all changes are durable.
+    Copied {
+        /// Who has them.
+        copies: Vec<String>,
+    },
+}
 
 impl Keeper {
     /// Detaches a mount point. Waits a moment for users that are invisible, or gone at the next
@@ -52,9 +75,9 @@ impl Keeper {
         }
     }
 
-    /// Unmounts, and waits until the worker is gone and the volume released. Returns the cause of
-    /// death of a dead mount.
-    pub(super) fn unmount(&self, mount: &Mount, force: bool) -> Result<Option<String>, String> {
+    /// Unmounts, and waits until the worker is gone and the volume released, or all changes are
+    /// durable and only copies of the mount are left.
+    pub(super) fn unmount(&self, mount: &Mount, force: bool) -> Result<Unmounted, String> {
         self.wait_while(mount, Some(FUSE_INIT_TIMEOUT), |mount| {
             mount.phase() == MountPhase::Starting
         });
@@ -73,31 +96,73 @@ impl Keeper {
             Err(_) if mount.is_ending() => {}
             detached => detached.map_err(|why| why.message(mount_point))?,
         }
-        if !force && let Some(device) = source.filter(|source| *source != mount.volume) {
-            // The next command finds the image in use while the loop device exists.
-            loop_device::wait_until_free(&device, LOOP_RELEASE_TIMEOUT);
-        }
         if let MountPhase::Ended { why, dead: true } = mount.phase() {
             // A mount that takes its place may have the same device number.
             mount.state.lock().phase = MountPhase::Ended { why: why.clone(), dead: false };
             self.notify_waiters();
-            return Ok(why);
+            return Ok(why.map_or(Unmounted::Gone, |why| Unmounted::WasDead { why }));
         }
         let patient = !force && !mount.state.lock().status.read_only;
         let wait = if patient { VOLUME_CLOSE_TIMEOUT } else { WORKER_EXIT_TIMEOUT };
-        if !self.wait_while(mount, Some(wait), Mount::is_served) {
+        if let Some(copies) = self.wait_for_copies(mount, Instant::now() + wait) {
+            let synced = self.control(mount, ControlRequest::Sync);
+            // The last copy may have ended meanwhile.
+            if mount.is_served() {
+                synced.map_err(|why| format!("{}: {why}", mount_point.display()))?;
+                return Ok(Unmounted::Copied { copies });
+            }
+        }
+        if mount.is_served() {
             return Err(format!(
                 "{} is unmounted, but its worker still runs: files are open there",
                 mount_point.display()
             ));
+        }
+        if !force && let Some(device) = source.filter(|source| *source != mount.volume) {
+            // The next command finds the image in use while the loop device exists.
+            loop_device::wait_until_free(&device, LOOP_RELEASE_TIMEOUT);
         }
         match mount.phase() {
             // With `force`, the error of the worker is expected.
             MountPhase::Ended { why: Some(why), .. } if !force => {
                 Err(format!("{}: {why}", mount_point.display()))
             }
-            _ => Ok(None),
+            _ => Ok(Unmounted::Gone),
         }
+    }
+
+    /// Waits until nothing serves a detached mount any more. Returns early if copies of it stay that
+    /// are no passing ones, and says who has them.
+    fn wait_for_copies(&self, mount: &Mount, until: Instant) -> Option<Vec<String>> {
+        let mut lasting: Vec<(String, Instant)> = vec![];
+        loop {
+            if self.wait_while(mount, Some(COPY_POLL_INTERVAL), Mount::is_served) {
+                return None;
+            }
+            let copies = mount.copies();
+            lasting.retain(|(copy, _)| copies.contains(copy));
+            if lasting.iter().any(|(_, since)| since.elapsed() >= PASSING_COPY_TIME) {
+                return Some(copies);
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            for copy in copies {
+                if !lasting.iter().any(|(known, _)| *known == copy) {
+                    lasting.push((copy, Instant::now()));
+                }
+            }
+        }
+    }
+
+    /// Has the worker carry out `request`.
+    fn control(&self, mount: &Mount, request: ControlRequest) -> Result<(), String> {
+        let asks = mount.state.lock().events.clone();
+        let (done, wait) = channel();
+        let sent =
+            asks.is_some_and(|asks| asks.send(SupervisorEvent::Control(request, done)).is_ok());
+        let answer = wait.recv_timeout(VOLUME_CLOSE_TIMEOUT).ok().filter(|_| sent);
+        answer.unwrap_or_else(|| Err("its worker does not answer".into()))
     }
 
     /// Makes a mount read-only, after writing all changes and marking the volume clean; or writable
@@ -120,14 +185,8 @@ impl Keeper {
                 DetachError::Failed(why) => why,
             })
         };
-        let worker = || {
-            let asks = mount.state.lock().events.clone();
-            let (done, wait) = channel();
-            let sent = asks
-                .is_some_and(|asks| asks.send(SupervisorEvent::ReadOnly(read_only, done)).is_ok());
-            let answer = wait.recv_timeout(VOLUME_CLOSE_TIMEOUT).ok().filter(|_| sent);
-            answer.unwrap_or_else(|| Err("its worker does not answer".into()))
-        };
+        let request = if read_only { ControlRequest::ReadOnly } else { ControlRequest::Writable };
+        let worker = || self.control(mount, request);
         // In either order, the kernel never accepts changes that the worker would refuse.
         if read_only {
             kernel()?;
@@ -173,13 +232,17 @@ impl Keeper {
     }
 
     pub(super) fn shut_down_mount(&self, mount: &Mount) -> Result<(), String> {
-        let Err(in_use) = self.unmount(mount, false) else { return Ok(()) };
-        if !mount.is_served() {
-            return Err(in_use);
+        match self.unmount(mount, false) {
+            // The worker has all that copies wrote.
+            Ok(Unmounted::Copied { .. }) => {}
+            Ok(_) => return Ok(()),
+            Err(in_use) if !mount.is_served() => return Err(in_use),
+            Err(_) => {
+                sync_mount(&mount.mount_point);
+                let detached = self.mounter.detach(&mount.mount_point, true);
+                detached.map_err(|why| why.message(&mount.mount_point))?;
+            }
         }
-        sync_mount(&mount.mount_point);
-        let detached = self.mounter.detach(&mount.mount_point, true);
-        detached.map_err(|why| why.message(&mount.mount_point))?;
         let asks = mount.state.lock().events.clone();
         let (done, wait) = channel();
         if asks.is_some_and(|asks| asks.send(SupervisorEvent::Close(done)).is_ok()) {

@@ -67,6 +67,11 @@ impl KeeperHandle {
         self.connect().is_some()
     }
 
+    /// Returns true if it is served and only copies of it are left.
+    fn is_detached(&self) -> bool {
+        !self.is_dead() && self.is_ending()
+    }
+
     /// Returns true if it was unmounted and is about to release its volume.
     pub(super) fn is_ending(&self) -> bool {
         *self.phase.lock() != KeeperPhase::Starting
@@ -79,7 +84,7 @@ impl KeeperHandle {
         let is_same = self.mount.identity == other.identity && self.mount.disk == other.disk;
         if !self.is_dead() && is_same {
             Some(format!("{} is already mounted on {at}", other.volume.display()))
-        } else if self.mount.mount_point != other.mount_point {
+        } else if self.mount.mount_point != other.mount_point || self.is_detached() {
             None
         } else if self.is_dead() {
             Some(crate::keeper::dead_mount_message(&self.mount.mount_point, &self.mount.volume))
