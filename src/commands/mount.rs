@@ -1,6 +1,7 @@
 //! `draconis mount`
 
 use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
@@ -8,8 +9,10 @@ use anyhow::{anyhow, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Command, FromArgMatches};
 use draconis_service::client::{RuntimeDir, request_if_running, request_or_start, send_request};
+use draconis_service::mount_table;
 use draconis_service::options::MountOptions;
 use draconis_service::protocol::{Reply, Request};
+use rustix::fs::{Mode, OFlags};
 
 use super::format;
 use crate::image::store_disk::StoreDiskName;
@@ -149,11 +152,29 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let replace = arguments.replace;
     let at = mount_point.clone();
     let options = Box::new(options);
-    let request = Request::Mount { volume, disk, mount_point, options, replace, means };
+    // It lives until the reply.
+    let passage = open_automount_point(&mount_point)?;
+    let place = passage.as_ref().map(|passage| {
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), passage.as_raw_fd()))
+    });
+    let request = Request::Mount { volume, disk, mount_point, place, options, replace, means };
     if arguments.foreground {
         return mount_in_foreground(&directory, at, &request);
     }
     print_reply(request_or_start(&directory, &request)?)
+}
+
+/// Opens a mount point of autofs. While something is mounted there for others, only the processes of
+/// the automounter's group can pass, as this one when systemd runs it; the manager's would wait.
+fn open_automount_point(mount_point: &Path) -> anyhow::Result<Option<OwnedFd>> {
+    let entry = mount_table::find_mount_at(mount_point);
+    if !entry.is_some_and(|entry| entry.is_automount_point()) {
+        return Ok(None);
+    }
+    // Neither this nor a later use of the descriptor mounts what autofs would.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(mount_point, flags, Mode::empty());
+    opened.map(Some).map_err(|errno| path_error(mount_point, &errno.into()))
 }
 
 /// Remounts read-only or read-write.

@@ -5,6 +5,7 @@ mod common;
 #[path = "../common/route.rs"]
 mod route;
 
+mod automount;
 mod bucket_mounts;
 mod copy_count;
 mod demo_checks;

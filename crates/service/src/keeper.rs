@@ -24,6 +24,7 @@ mod supervisor;
 mod unmounting;
 pub mod upgrade;
 
+use mounting::MountTarget;
 pub(crate) use mounting::dead_mount_message;
 use unmounting::Unmounted;
 
@@ -83,6 +84,8 @@ struct Mount {
     /// Device and inode number of the file: two paths may lead to one.
     identity: (u64, u64),
     mount_point: PathBuf,
+    /// The mount point, or its other name for mount(2).
+    place: PathBuf,
     options: MountOptions,
     state: Mutex<MountState>,
 }
@@ -177,9 +180,12 @@ impl Keeper {
 
     fn handle_request(self: &Arc<Self>, request: Request, client: &UnixStream) -> Reply {
         let failed = |why| Reply::Failed { why };
-        if let Request::Mount { volume, disk, mount_point, options, replace, means } = request {
+        if let Request::Mount { volume, disk, mount_point, place, options, replace, means } =
+            request
+        {
             let means = means.as_deref();
-            let mounted = self.mount(volume, disk, mount_point, *options, replace, means);
+            let target = MountTarget { mount_point, place };
+            let mounted = self.mount(volume, disk, target, *options, replace, means);
             return mounted.map_or_else(failed, |notes| Reply::Mounted { notes });
         }
         let Some(mount) = self.active_mount() else { return Reply::NotMounted };

@@ -48,6 +48,12 @@ impl MountEntry {
         FUSE_FS_TYPES.contains(&self.fs_type.as_str())
     }
 
+    /// Returns true if it is a place where autofs mounts something at the first access, and no file
+    /// system itself. Others may only go there once that has happened.
+    pub fn is_automount_point(&self) -> bool {
+        self.fs_type == "autofs"
+    }
+
     /// Returns true if it is a FUSE mount.
     pub fn is_fuse(&self) -> bool {
         ["fuse", "fuseblk"].contains(&self.fs_type.split('.').next().unwrap_or_default())

@@ -28,6 +28,10 @@ pub enum Request {
         disk: Option<String>,
         /// The directory, as an absolute path.
         mount_point: PathBuf,
+        /// Another name of the directory, for mount(2), if only the client may pass the automount
+        /// point there: a descriptor of it in `/proc`.
+        #[serde(default)]
+        place: Option<PathBuf>,
         /// Mount options.
         options: Box<MountOptions>,
         /// True if a dead mount of ours on that directory is cleared first.

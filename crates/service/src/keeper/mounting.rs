@@ -34,6 +34,13 @@ const VOLUME_RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// a block device before it releases it.
 const REPLACED_VOLUME_RELEASE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// The directory that a volume is mounted on.
+pub(super) struct MountTarget {
+    pub(super) mount_point: PathBuf,
+    /// Another name for mount(2): see [`Request::Mount`](crate::protocol::Request::Mount).
+    pub(super) place: Option<PathBuf>,
+}
+
 /// Resources of a mount that outlive its workers.
 pub(super) struct MountResources {
     pub(super) supervision: WorkerSupervision,
@@ -58,17 +65,19 @@ impl MountResources {
 }
 
 impl Keeper {
-    /// Mounts `volume` on `mount_point` and returns notes for the user. With `replace`, clears a
+    /// Mounts `volume` on `target` and returns notes for the user. With `replace`, clears a
     /// dead mount of ours first.
     pub(super) fn mount(
         self: &Arc<Self>,
         file: PathBuf,
         disk: Option<String>,
-        mount_point: PathBuf,
+        target: MountTarget,
         options: MountOptions,
         replace: bool,
         means: Option<&RemoteCredentials>,
     ) -> Result<Vec<String>, String> {
+        let MountTarget { mount_point, place } = target;
+        let place = place.unwrap_or_else(|| mount_point.clone());
         let identity = file_identity(&file)?;
         let volume = display_name(&file, disk.as_deref());
         let status = initial_status(&volume, &mount_point, &options);
@@ -76,12 +85,13 @@ impl Keeper {
         let state =
             MountState { phase, device, events: asks, worker, is_final_worker: false, status };
         let state = Mutex::new(state);
-        let mount = Arc::new(Mount { volume, file, disk, identity, mount_point, options, state });
+        let mount = Mount { volume, file, disk, identity, mount_point, place, options, state };
+        let mount = Arc::new(mount);
         self.register_mount(&mount)?;
         let cleared = if replace { self.clear_dead_mount(&mount.mount_point) } else { Ok(()) };
         let wait = if replace { REPLACED_VOLUME_RELEASE_TIMEOUT } else { VOLUME_RELEASE_TIMEOUT };
         let started = cleared
-            .and_then(|()| check_mount_point(&mount.mount_point))
+            .and_then(|()| check_mount_point(&mount.mount_point, &mount.place))
             .and_then(|()| self.claim_volume(&mount, means, wait))
             .and_then(|claimed| {
                 Ok((claimed, open_backing_files(&mount.file, &mount.options, mount.identity)?))
@@ -275,10 +285,9 @@ impl Keeper {
         connection: Option<&OwnedFd>,
         options: &MountOptions,
     ) -> Result<OwnedFd, String> {
-        let Mount { mount_point, volume, .. } = mount;
-        let attach = |device: Option<&Path>| {
-            self.mounter.attach(mount_point, volume, device, connection, options)
-        };
+        let Mount { place, volume, .. } = mount;
+        let attach =
+            |device: Option<&Path>| self.mounter.attach(place, volume, device, connection, options);
         // The kernel mounts block devices for no other root.
         let is_root = user_namespace::is_host_root();
         if options.block_device == Some(true) && !is_root {
@@ -364,7 +373,7 @@ fn initial_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> 
     }
 }
 
-fn check_mount_point(mount_point: &Path) -> Result<(), String> {
+fn check_mount_point(mount_point: &Path, place: &Path) -> Result<(), String> {
     let name = mount_point.display();
     // Checked first: a mount whose worker is gone does not answer `stat`.
     match mount_table::find_mount_at(mount_point) {
@@ -373,10 +382,12 @@ fn check_mount_point(mount_point: &Path) -> Result<(), String> {
         {
             return Err(dead_mount_message(mount_point, &entry.volume()));
         }
+        // The mount goes on top.
+        Some(entry) if entry.is_automount_point() => {}
         Some(_) => return Err(format!("{name} is already a mount point")),
         None => {}
     }
-    let stat = rustix::fs::stat(mount_point).map_err(|errno| describe_errno(mount_point, errno))?;
+    let stat = rustix::fs::stat(place).map_err(|errno| describe_errno(mount_point, errno))?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => Ok(()),
         _ => Err(format!("{name} is not a directory")),

@@ -232,6 +232,7 @@ impl Keeper {
             file: state.file,
             disk: state.disk,
             identity: state.identity,
+            place: state.mount_point.clone(),
             mount_point: state.mount_point,
             options: state.options,
             state: Mutex::new(MountState {

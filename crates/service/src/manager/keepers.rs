@@ -75,7 +75,8 @@ impl KeeperHandle {
     /// Returns true if it was unmounted and is about to release its volume.
     pub(super) fn is_ending(&self) -> bool {
         *self.phase.lock() != KeeperPhase::Starting
-            && mount_table::find_mount_at(&self.mount.mount_point).is_none()
+            && mount_table::find_mount_at(&self.mount.mount_point)
+                .is_none_or(|entry| entry.is_automount_point())
     }
 
     /// Returns the reason why `other` cannot be mounted beside it, if there is one.
