@@ -26,6 +26,8 @@ pub fn translate_mount_helper_args(arguments: impl Iterator<Item = OsString>) ->
     let mut rest = arguments.into_iter().skip(1);
     while let Some(argument) = rest.next() {
         match argument.to_str() {
+            // Everything but the mount.
+            Some("-f") => translated.push("--fake".into()),
             // Sloppy options, no mtab entry, verbose: ignored.
             Some("-s" | "-n" | "-v") => {}
             Some("-t") => drop(rest.next()),
@@ -61,6 +63,7 @@ mod tests {
             "draconis mount a.img /mnt -o ro,noatime"
         );
         assert_eq!(helped("mount.draconis a b -o rw"), "draconis mount a b -o rw");
+        assert_eq!(helped("mount.draconis a b -f -o rw"), "draconis mount a b --fake -o rw");
         assert_eq!(
             helped("draconis /a.img /mnt -o rw,dev,suid"),
             "draconis mount /a.img /mnt -o rw,dev,suid"

@@ -75,6 +75,9 @@ pub struct Arguments {
     /// Run in the foreground; Ctrl-C unmounts.
     #[arg(short, long)]
     foreground: bool,
+    /// Check the arguments, and do not mount (mount -f).
+    #[arg(long, conflicts_with_all = ["foreground", "create"])]
+    fake: bool,
     /// Mount options, separated by commas; may be repeated.
     #[arg(short, value_name = "OPTIONS")]
     options: Vec<String>,
@@ -102,13 +105,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     options.backing.extend_from_slice(&arguments.backing);
     let Some(dir) = &arguments.dir else {
         if options.remount {
-            return send_remount(&arguments.image, &options);
+            return send_remount(&arguments.image, &options, arguments.fake);
         }
         let what = "the directory is missing: draconis mount IMAGE DIR";
         return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, what).into());
     };
     if options.remount {
-        return send_remount(dir, &options);
+        return send_remount(dir, &options, arguments.fake);
     }
     let mount_point = resolve_mount_point(dir)?;
     if let Some(size) = &arguments.create {
@@ -148,6 +151,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for file in &mut options.backing {
         *file = absolute_path(file)?;
     }
+    if arguments.fake {
+        let found = mount_point.metadata().map_err(|error| path_error(&mount_point, &error))?;
+        if !found.is_dir() {
+            bail!("{} is not a directory", mount_point.display());
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let directory = RuntimeDir::open()?;
     let replace = arguments.replace;
     let at = mount_point.clone();
@@ -178,8 +188,11 @@ fn open_automount_point(mount_point: &Path) -> anyhow::Result<Option<OwnedFd>> {
 }
 
 /// Remounts read-only or read-write.
-fn send_remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
+fn send_remount(dir: &Path, options: &MountOptions, fake: bool) -> anyhow::Result<ExitCode> {
     let mount_point = resolve_mount_point(dir)?;
+    if fake {
+        return Ok(ExitCode::SUCCESS);
+    }
     let name = mount_point.display().to_string();
     let read_only = options.read_only;
     match request_if_running(&RuntimeDir::open()?, &Request::Remount { mount_point, read_only })? {

@@ -204,6 +204,9 @@ fn run_in_mount_namespace(draconis: &Draconis, script: &str) -> String {
 /// Mounts by hand and by fstab, and remounts, through mount(8).
 const MOUNT_SCRIPT: &str = r#"
     mount --bind sbin /sbin
+    mount -f -t fuse.draconis "$PWD/a.img" at -o ro
+    if mount -f -t fuse.draconis "$PWD/a.img" nowhere 2> /dev/null; then echo "nowhere"; fi
+    if grep " $PWD/at " /proc/self/mounts; then exit 1; fi
     mount -t fuse.draconis "$PWD/a.img" at -o rw,noatime
     cat at/hello
     echo new > at/new
