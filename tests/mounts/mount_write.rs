@@ -648,3 +648,24 @@ fn idle_volume_is_written_back() {
     });
     volume.unmount_and_check();
 }
+
+#[test]
+fn system_attributes_are_refused() {
+    if !has_fuse("system attributes") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = draconis.path("a.img");
+    mke2fs(&image, None, &["-t", "ext4"], "16M");
+    let at = draconis.mount(&image, "at", "rw");
+    let file = at.join("file");
+    std::fs::write(&file, "x").unwrap();
+    let refused = rustix::io::Errno::OPNOTSUPP;
+    for name in ["system.other", "system.richacl", "system.data", "system."] {
+        let none = rustix::fs::XattrFlags::empty();
+        assert_eq!(rustix::fs::setxattr(&file, name, b"x", none), Err(refused), "{name}");
+        assert_eq!(rustix::fs::getxattr(&file, name, &mut [0; 8][..]), Err(refused), "{name}");
+        assert_eq!(rustix::fs::removexattr(&file, name), Err(refused), "{name}");
+    }
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+}

@@ -265,19 +265,21 @@ pub(crate) fn inline_value(body: &[u8]) -> Option<std::ops::Range<usize>> {
     }
 }
 
+/// Name indexes that programs may set, as in Linux: of `system.` only access control lists.
+const SETTABLE: [u8; 5] = [1, 2, 3, 4, 6];
+
 /// Checks that an attribute of that name can be stored.
 ///
 /// # Errors
 /// [`Error::Unsupported`] if not; [`Error::Misuse`] for a prefix without a name.
 pub fn check_name(name: &[u8]) -> Result<()> {
-    let mut prefixes = (0..=8u8).filter_map(prefix);
+    let mut prefixes = SETTABLE.into_iter().filter_map(prefix);
     if prefixes.any(|prefix| prefix.ends_with(b".") && prefix == name) {
         return Err(Error::Misuse("an extended attribute needs a name behind its prefix"));
     }
     match split_name(name) {
-        // This name stores inline data.
-        Some(_) if name != b"system.data" => Ok(()),
-        _ => Err(Error::Unsupported {
+        Some(_) => Ok(()),
+        None => Err(Error::Unsupported {
             feature: format!("extended attribute {}", name.escape_ascii()),
         }),
     }
@@ -285,8 +287,7 @@ pub fn check_name(name: &[u8]) -> Result<()> {
 
 /// Returns the name index and suffix of a name; `None` if the name cannot be stored.
 fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
-    let mut numbers = 0..=8u8;
-    let found = numbers.find_map(|number| {
+    let found = SETTABLE.into_iter().find_map(|number| {
         let prefix = prefix(number)?;
         let suffix = name.strip_prefix(prefix)?;
         (prefix.ends_with(b".") != suffix.is_empty()).then_some((number, suffix))
@@ -521,6 +522,12 @@ mod tests {
         }
         assert_eq!(NewXattr::new(b"btrfs.x", b"").unwrap(), None);
         assert_eq!(NewXattr::new(b"user.", b"").unwrap(), None);
+        for name in [&b"system.other"[..], b"system.data", b"system.richacl", b"system."] {
+            assert_eq!(NewXattr::new(name, b"").unwrap(), None);
+            assert!(matches!(check_name(name), Err(Error::Unsupported { .. })));
+        }
+        assert!(check_name(b"system.posix_acl_access").is_ok());
+        assert!(matches!(check_name(b"user."), Err(Error::Misuse(_))));
         assert!(NewXattr::new(b"system.posix_acl_access", b"").is_err());
     }
 }

@@ -278,7 +278,8 @@ impl Volume {
         let _reading = self.read_lock();
         let mut names = Vec::new();
         self.reader.visit_xattrs(&*self.reader.node(number)?, |attribute| {
-            names.push(attribute.name());
+            // Those that no call would return are hidden.
+            names.extend(Some(attribute.name()).filter(|name| check_name(name).is_ok()));
             None::<Result<()>>
         })?;
         Ok(names)
