@@ -307,6 +307,28 @@ fn immutable_and_append_flags_are_enforced() {
 }
 
 #[test]
+fn rename_does_not_replace_in_an_append_only_directory() {
+    let Some(disk) = make_disk("8M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
+    let root = volume.root();
+    let dir = volume.create(root, b"dir", &DIRECTORY).unwrap();
+    for (parent, name) in [(root, &b"one"[..]), (root, b"two"), (dir, b"there")] {
+        volume.create(parent, name, &FILE).unwrap();
+    }
+    volume.set_flags(dir, 0x20).unwrap();
+    let rename = |to: &[u8], how| volume.rename(root, b"one", dir, to, how);
+    for how in [RenameMode::Replace, RenameMode::Exchange] {
+        assert_eq!(rename(b"there", how), Err(Error::NotPermitted));
+    }
+    assert_eq!(rename(b"there", RenameMode::NoReplace), Err(Error::Exists));
+    // A new name may come in.
+    assert_eq!(rename(b"new", RenameMode::Replace), Ok(()));
+    volume.set_flags(dir, 0).unwrap();
+    volume.rename(root, b"two", dir, b"there", RenameMode::Replace).unwrap();
+    close_and_fsck(volume, disk);
+}
+
+#[test]
 fn setgid_group_and_large_timestamps_are_kept() {
     let Some(disk) = make_disk("8M", &["-b", "1024", "-I", "256"]) else { return };
     let volume = open_for_writing(&disk);

@@ -57,6 +57,8 @@ impl Transaction<'_> {
             (Ok(_), RenameMode::NoReplace) => Err(Error::Exists),
             (Err(_), RenameMode::Exchange) => Err(Error::NotFound),
             (Ok(other), _) if other.found.inode == inode => Ok(()),
+            // No name leaves such a directory.
+            (Ok(_), _) if target.flags & flags::APPEND != 0 => Err(Error::NotPermitted),
             _ if self.check_project(&node, &target).is_err() => Err(Error::OtherProject),
             (Ok(_), RenameMode::Exchange) => self.exchange(from_dir, from, to_dir, to),
             (Ok(other), RenameMode::Replace) => {
@@ -250,7 +252,6 @@ impl Transaction<'_> {
         to_dir: InodeNumber,
         to: &[u8],
     ) -> Result<()> {
-        self.writable_directory(to_dir, true)?;
         let spots = |tx: &Self| {
             Ok::<_, Error>((tx.find_existing(from_dir, from)?, tx.find_existing(to_dir, to)?))
         };
