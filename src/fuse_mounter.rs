@@ -61,12 +61,19 @@ fn detach_error(error: fuse::MountError) -> DetachError {
     }
 }
 
+/// Returns true if the kernel has SELinux. Elsewhere mount(8) leaves contexts out.
+fn has_selinux() -> bool {
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    known.lines().any(|line| line.ends_with("\tselinuxfs"))
+}
+
 fn kernel_options(volume: &Path, options: &MountOptions) -> fuse::KernelOptions {
     let source = options.source.clone();
     fuse::KernelOptions {
         source: source.unwrap_or_else(|| volume.to_string_lossy().into_owned()),
         device: None,
         subtype: options.subtype.clone().unwrap_or_else(|| "draconis".into()),
+        contexts: if has_selinux() { options.contexts.clone() } else { vec![] },
         read_only: options.read_only,
         allow_other: options.allow_other,
         default_permissions: options.default_permissions,

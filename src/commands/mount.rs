@@ -31,7 +31,7 @@ Options for -o, separated by commas:
   partition=N          use partition N of IMAGE
   backing=FILE         as --backing
   deleted              mount the deleted files read-only, as IMAGE@deleted does
-  relatime, noatime, strictatime, lazytime
+  relatime, noatime, strictatime, nostrictatime, lazytime
                        when reads update access times (relatime)
   sync, dirsync        make all changes, or directory changes, durable before returning
   writeback            use the kernel's write-back cache: faster small writes, slower small
@@ -59,6 +59,8 @@ Options for -o, separated by commas:
   grpid                new files inherit the directory's group
   minixdf              df includes metadata blocks
   fsname=, subtype=    source and type in /proc/mounts
+  context=, fscontext=, defcontext=, rootcontext=
+                       labels for SELinux, as in mount(8); ignored without it
   nofuseblk            do not use fuseblk for root's mounts; sync(2) then does not flush them
   remount,ro|rw        switch between read-only and read-write; ro commits all changes and
                        marks the volume clean (root only)

@@ -45,6 +45,7 @@ fn options_of_other_drivers_are_accepted() {
         "noauto,nofail,x-systemd.automount,x-systemd.device-timeout=5s,_netdev,comment=disk",
         "fakeroot,no_default_opts,minixdf,dirsync",
         "usrquota,grpquota,prjquota,quota",
+        "strictatime,nostrictatime,iversion,noiversion",
         "usrjquota=aquota.user,grpjquota=aquota.group,jqfmt=vfsv1",
     ] {
         let at = draconis.mount(&image, "at", options);

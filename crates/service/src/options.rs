@@ -91,6 +91,9 @@ pub struct MountOptions {
     pub source: Option<String>,
     /// File system type that the kernel shows after `fuse.`.
     pub subtype: Option<String>,
+    /// Security contexts, as `NAME=VALUE`, for a kernel with SELinux.
+    #[serde(default)]
+    pub contexts: Vec<String>,
     /// Write to a volume whose superblock says that it has errors.
     pub ignore_errors: bool,
     /// New files get the group of their directory, as if it were setgid.
@@ -160,6 +163,7 @@ impl Default for MountOptions {
             journal: false,
             source: None,
             subtype: None,
+            contexts: vec![],
             ignore_errors: false,
             directory_group: false,
             minix_df: false,
@@ -230,6 +234,8 @@ const IGNORED_OPTIONS: &[&str] = &[
     "silent",
     "loud",
     "nomand",
+    // Linux keeps versions of inodes in memory, for its NFS server, with and without it.
+    "iversion",
     "noiversion",
     "symfollow",
     "acl",
@@ -311,12 +317,7 @@ const REFUSED_OPTIONS: &[(&str, &str)] = &[
     ("max_dir_size_kb", "directories have no limit; leave the option out"),
     ("sizelimit", "the length is that of the volume; leave the option out"),
     ("mand", "mandatory locks are gone from Linux"),
-    ("iversion", "versions of inodes are not kept"),
     ("nosymfollow", "symbolic links are followed; mount with noexec,nosuid,nodev"),
-    ("context", "labels are those of the volume"),
-    ("fscontext", "labels are those of the volume"),
-    ("defcontext", "labels are those of the volume"),
-    ("rootcontext", "labels are those of the volume"),
     ("allow_root", "use allow_other"),
     (
         "auto_unmount",
@@ -385,6 +386,10 @@ impl MountOptions {
             "norecovery" => self.read_only = true,
             "fsname" => self.source = Some(parse_text_option("fsname", value)?),
             "subtype" => self.subtype = Some(parse_text_option("subtype", value)?),
+            "context" | "fscontext" | "defcontext" | "rootcontext" => {
+                let context = parse_text_option("context", value)?;
+                self.contexts.push(format!("{name}={context}"));
+            }
             "errors" => self.ignore_errors = parse_errors_option(value)?,
             "grpid" | "bsdgroups" => self.directory_group = true,
             "nogrpid" | "sysvgroups" => self.directory_group = false,
@@ -434,6 +439,8 @@ impl MountOptions {
             "noatime" => self.access_times = AccessTimes::Never,
             "nodiratime" => self.no_directory_atime = true,
             "diratime" => self.no_directory_atime = false,
+            "nostrictatime" if self.access_times != AccessTimes::Strict => {}
+            "nostrictatime" => self.access_times = AccessTimes::Relative,
             "strictatime" => self.access_times = AccessTimes::Strict,
             "lazytime" => self.access_times = AccessTimes::Lazy,
             "sync" => self.sync = true,
@@ -640,6 +647,11 @@ mod tests {
         assert_eq!((options.dev, options.suid, options.no_exec), (false, false, true));
         assert!(!parse("user,exec").unwrap().no_exec);
         assert!(parse("remount,ro").unwrap().remount);
+        let times = |list| parse(list).unwrap().access_times;
+        assert_eq!(times("strictatime,nostrictatime"), AccessTimes::Relative);
+        assert_eq!(times("noatime,nostrictatime,iversion"), AccessTimes::Never);
+        let options = parse("context=\"a:b:c:s0:c1,c2\",rootcontext=d").unwrap();
+        assert_eq!(options.contexts, ["context=a:b:c:s0:c1,c2", "rootcontext=d"]);
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub struct KernelOptions {
     pub device: Option<PathBuf>,
     /// Type shown after `fuse.`.
     pub subtype: String,
+    /// Security contexts, as `NAME=VALUE`.
+    pub contexts: Vec<String>,
     /// Refuse writing already in the kernel.
     pub read_only: bool,
     /// Let other users access the mount.
@@ -141,6 +143,10 @@ fn mount_as_root(
     if options.default_permissions {
         data.push_str(",default_permissions");
     }
+    for context in quoted_contexts(options) {
+        data.push(',');
+        data.push_str(&context);
+    }
     let (kind, source) = match &options.device {
         None => ("fuse", options.source.as_str().into()),
         Some(device) => {
@@ -229,6 +235,7 @@ fn fusermount_options(options: &KernelOptions) -> std::ffi::OsString {
         format!("fsname={}", escaped(&options.source)),
     ];
     list.push(if options.read_only { "ro" } else { "rw" }.into());
+    list.extend(quoted_contexts(options));
     for (wanted, name) in [
         (options.allow_other, "allow_other"),
         (options.default_permissions, "default_permissions"),
@@ -242,6 +249,12 @@ fn fusermount_options(options: &KernelOptions) -> std::ffi::OsString {
         }
     }
     std::ffi::OsStr::from_bytes(list.join(",").as_bytes()).to_os_string()
+}
+
+/// Returns the contexts as the kernel parses them: in quotes, since categories have commas.
+fn quoted_contexts(options: &KernelOptions) -> impl Iterator<Item = String> {
+    let named = options.contexts.iter().filter_map(|context| context.split_once('='));
+    named.map(|(name, value)| format!("{name}=\"{value}\""))
 }
 
 fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
@@ -290,6 +303,7 @@ mod tests {
             source: "/a,b\\c".into(),
             device: None,
             subtype: "draconis".into(),
+            contexts: vec!["context=system_u:object_r:tmp_t:s0:c1,c2".into()],
             read_only: true,
             allow_other: true,
             default_permissions: false,
@@ -302,7 +316,8 @@ mod tests {
         };
         assert_eq!(
             fusermount_options(&options),
-            "subtype=draconis,fsname=/a\\,b\\\\c,ro,allow_other,noatime"
+            "subtype=draconis,fsname=/a\\,b\\\\c,ro,\
+             context=\"system_u:object_r:tmp_t:s0:c1,c2\",allow_other,noatime"
         );
     }
 
