@@ -61,7 +61,7 @@ fn detach_error(error: fuse::MountError) -> DetachError {
     }
 }
 
-/// Returns true if the kernel has SELinux. Elsewhere mount(8) leaves contexts out.
+/// Returns true if the kernel has SELinux. Without it, mount(8) leaves contexts out.
 fn has_selinux() -> bool {
     let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
     known.lines().any(|line| line.ends_with("\tselinuxfs"))

@@ -64,17 +64,17 @@ fn mount_is_in_the_namespace_of_its_caller() {
     assert_eq!(points(&status, "mounts"), in_name);
     assert_eq!(points(&status, "other_namespaces"), out_name);
     // Nothing is mounted there for this namespace, and the volume is in use.
-    let said = draconis.run_failing(["umount".as_ref(), within.as_os_str()]);
-    assert!(said.contains("nothing is mounted there"), "{said}");
+    let output = draconis.run_failing(["umount".as_ref(), within.as_os_str()]);
+    assert!(output.contains("nothing is mounted there"), "{output}");
     let other = draconis.make_dir("other");
-    let said = draconis.run_failing(["mount".as_ref(), a.as_os_str(), other.as_os_str()]);
-    assert!(said.contains("in use"), "{said}");
+    let output = draconis.run_failing(["mount".as_ref(), a.as_os_str(), other.as_os_str()]);
+    assert!(output.contains("in use"), "{output}");
     assert_eq!(managers(&draconis), 2);
     std::fs::write(draconis.path("go"), "").unwrap();
     let ended = shell.wait_with_output().unwrap();
     assert!(ended.status.success(), "{ended:?}");
-    let said = String::from_utf8(ended.stdout).unwrap();
-    assert_eq!(said, "hello a.img\nhello b.img\nin:\n\nout:\n");
+    let output = String::from_utf8(ended.stdout).unwrap();
+    assert_eq!(output, "hello a.img\nhello b.img\nin:\n\nout:\n");
     run_e2fsck(&a);
     assert_eq!(std::fs::read_to_string(out.join("hello")).unwrap(), "hello b.img\n");
     wait_until("the manager of the namespace ends", || managers(&draconis) == 1);
@@ -121,9 +121,9 @@ fn root_of_a_user_namespace_mounts() {
     crate::common::copy_draconis(&draconis.path("draconis"));
     let script = format!("export DRACONIS=\"$PWD/draconis\"\n{USER_NAMESPACE_SCRIPT}");
     let ended = draconis.spawn_in_mount_namespace(&script).wait_with_output().unwrap();
-    let said = String::from_utf8(ended.stdout).unwrap();
-    assert!(ended.status.success(), "{said}");
-    let status = said.strip_prefix("hello a.img\n").unwrap();
+    let output = String::from_utf8(ended.stdout).unwrap();
+    assert!(ended.status.success(), "{output}");
+    let status = output.strip_prefix("hello a.img\n").unwrap();
     let status: serde_json::Value = serde_json::from_str(status).unwrap();
     let sandbox = &status["mounts"][0]["sandbox"];
     assert!(sandbox["no_capabilities"] == true && sandbox["seccomp"] == true, "{sandbox}");
@@ -145,18 +145,18 @@ fn unmount_leaves_copies_and_names_them() {
     let at = draconis.mount(&image, "at", "rw,commit=1000");
     let unmount = |at: &Path| {
         let ended = draconis.run(["umount".as_ref(), at.as_os_str()]);
-        let said = String::from_utf8(ended.stderr).unwrap();
-        assert!(ended.status.success(), "{said}");
-        said
+        let output = String::from_utf8(ended.stderr).unwrap();
+        assert!(ended.status.success(), "{output}");
+        output
     };
-    let held = draconis.spawn_in_mount_namespace(
+    let holding = draconis.spawn_in_mount_namespace(
         "while [ ! -e go ]; do sleep 0.01; done
          echo more >at/more",
     );
     std::fs::write(at.join("new"), "x").unwrap();
-    let said = unmount(&at);
-    let holder = format!("goes on in the mount namespace of process {} (sh)", held.id());
-    assert!(said.contains(&holder) && said.lines().count() == 1, "{said}");
+    let output = unmount(&at);
+    let holder = format!("goes on in the mount namespace of process {} (sh)", holding.id());
+    assert!(output.contains(&holder) && output.lines().count() == 1, "{output}");
     assert!(mounts_below(&at).is_empty());
     // What was written is durable.
     let copy = draconis.path("copy.img");
@@ -165,18 +165,18 @@ fn unmount_leaves_copies_and_names_them() {
     let printed = draconis.run_ok(["status"]);
     assert!(printed.contains("  copies    unmounted here, goes on in the mount"), "{printed}");
     // The directory is free, the volume is not.
-    let said = draconis.run_failing(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
-    assert!(said.contains("already mounted"), "{said}");
+    let output = draconis.run_failing(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
+    assert!(output.contains("already mounted"), "{output}");
     draconis.mount(&other, "at", "ro");
     let bound = draconis.make_dir("bound");
     let bind = std::process::Command::new("mount").arg("--bind").args([&at, &bound]).status();
     assert!(bind.unwrap().success());
-    let said = unmount(&at);
-    assert!(said.contains(&format!("goes on in a mount on {}", bound.display())), "{said}");
+    let output = unmount(&at);
+    assert!(output.contains(&format!("goes on in a mount on {}", bound.display())), "{output}");
     assert_eq!(unmount(&bound), "");
     // A mount ends with its last copy.
     std::fs::write(draconis.path("go"), "").unwrap();
-    assert!(held.wait_with_output().unwrap().status.success());
+    assert!(holding.wait_with_output().unwrap().status.success());
     wait_until("no mount is left", || draconis.status()["mounts"] == serde_json::json!([]));
     run_e2fsck(&image);
     assert_eq!(draconis.run_ok(["cat", &format!("{}:/more", image.display())]), "more\n");

@@ -324,7 +324,7 @@ impl Mount {
         }
     }
 
-    /// Returns who has copies of it.
+    /// Returns the holders of its copies.
     fn copies(&self) -> Vec<String> {
         let device = self.state.lock().device.clone();
         device.map_or(vec![], |device| find_copies(&device))

@@ -88,7 +88,7 @@ pub enum Reply {
     },
     /// A mount is detached and its changes are durable, but copies of it go on.
     Copied {
-        /// Who has them.
+        /// Their holders.
         copies: Vec<String>,
     },
     /// This manager has mounted nothing there.
@@ -249,7 +249,7 @@ pub struct MountStatus {
     /// Why it is dead.
     #[serde(default)]
     pub why: Option<String>,
-    /// Who has the copies by which it goes on, if it is unmounted here.
+    /// The holders of the copies by which it goes on, if it is unmounted here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<String>,
     /// True if the mount is read-only.

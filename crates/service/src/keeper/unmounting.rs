@@ -30,7 +30,7 @@ const WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the kernel to free the loop device that was a mount's source.
 const LOOP_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Interval of looking who has copies of a detached mount.
+/// Poll interval for copies of a detached mount.
 const COPY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A copy that is there for this long is a lasting one. A shorter one is that of a process that has
 /// just made a mount namespace, or is ending.
@@ -47,7 +47,7 @@ pub(super) enum Unmounted {
     },
     /// It goes on in copies; all changes are durable.
     Copied {
-        /// Who has them.
+        /// Their holders.
         copies: Vec<String>,
     },
 }
@@ -132,7 +132,7 @@ impl Keeper {
     }
 
     /// Waits until nothing serves a detached mount any more. Returns early if copies of it stay that
-    /// are no passing ones, and says who has them.
+    /// are no passing ones, with their holders.
     fn wait_for_copies(&self, mount: &Mount, until: Instant) -> Option<Vec<String>> {
         let mut lasting: Vec<(String, Instant)> = vec![];
         loop {
