@@ -190,15 +190,9 @@ fn remount_read_only_and_read_write() {
 /// Runs a script as root in a mount namespace whose `/sbin` contains only the given programs.
 fn run_in_mount_namespace(draconis: &Draconis, script: &str) -> String {
     let path = format!("{}:/usr/bin:/bin", draconis.path("prefix/bin").display());
-    let output = Command::new("unshare")
-        .args(["-m", "--propagation", "private", "sh", "-euc", script])
-        .env("PATH", path)
-        .env("DRACONIS_RUNTIME_DIR", draconis.make_dir("run"))
-        .current_dir(draconis.dir.path())
-        .output()
-        .unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{errors}");
+    let script = format!("PATH='{path}'\n{script}");
+    let output = draconis.spawn_in_mount_namespace(&script).wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 

@@ -228,6 +228,7 @@ fn overlay_mount(dir: &Path) -> ResultFields {
 /// The same for a user, in a user namespace.
 fn unprivileged_overlay_mount(dir: &Path) -> ResultFields {
     prepare_layers(dir);
+    let _copies = crate::common::MOUNT_COPIES.write();
     let options = "lowerdir=lower,upperdir=upper,workdir=work,userxattr";
     run_script(
         dir,
