@@ -41,6 +41,7 @@ fn mount_memory_tree(write_back: bool) -> Option<TestMount> {
         access_times: draconis_types::AccessTimes::Relative,
         sync: false,
         dir_sync: false,
+        contexts: vec![],
     };
     let connection = fuse::mount(dir.path(), None, &options).unwrap();
     let tree = Arc::new(MemoryTree::new(true));

@@ -21,6 +21,7 @@ pub fn kernel_options(source: &str) -> fuse::KernelOptions {
         access_times: draconis_types::AccessTimes::Relative,
         sync: false,
         dir_sync: false,
+        contexts: vec![],
     }
 }
 

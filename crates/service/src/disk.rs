@@ -206,7 +206,6 @@ mod tests {
     use std::fs::File;
     use std::os::fd::AsFd;
     use std::path::Path;
-    use std::time::Instant;
 
     use draconis_device::{Group, Write};
     use draconis_exchange::channel::session::{accept, offer};

@@ -388,7 +388,7 @@ impl VolumeTree {
             return self.earlier_failure.clone().map_or(Ok(()), Err);
         }
         let closed = self.volume.close();
-        match (self.volume.failure(), closed) {
+        match (self.failure(), closed) {
             (Some(why), _) => Err(why),
             (None, Err(error)) => Err(error.to_string()),
             (None, Ok(())) => match self.image.as_ref().map(|image| image.close_session()) {
@@ -421,7 +421,7 @@ impl VolumeTree {
     /// What stopped the volume's writing.
     pub fn sync(&self) -> Result<(), String> {
         if self.is_read_only() {
-            return self.volume.failure().map_or(Ok(()), Err);
+            return self.failure().map_or(Ok(()), Err);
         }
         self.volume.sync().map_err(|error| error.to_string())
     }

@@ -89,6 +89,10 @@ impl Keeper {
             self.wait_while(mount, Some(WORKER_EXIT_TIMEOUT), Mount::is_served);
         }
         let source = mount_table::find_mount_at(mount_point).map(|entry| entry.source);
+        if mount.options.write_back && !force && mount.is_served() {
+            // Where copies stay, the kernel writes nothing back.
+            sync_mount(mount_point);
+        }
         // A dead mount has nothing to lose.
         let detached = self.detach(mount_point, force || mount.is_dead());
         match detached {
