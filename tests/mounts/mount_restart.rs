@@ -88,12 +88,12 @@ fn failed_write_stops_successors_too() {
         let at = draconis.mount(&image, "at", "rw");
         // Nobody asks for the status between the error and the death.
         let worker = worker_pid(&draconis);
-        let failed = (0..300).find_map(|number| {
+        let failed = (0..300).find(|number| {
             let file = std::fs::File::create(at.join(format!("f{number}"))).ok();
             let written = file.map(|mut file| {
-                file.write_all(&vec![number as u8; 300_000]).and_then(|()| file.sync_all())
+                file.write_all(&vec![*number as u8; 300_000]).and_then(|()| file.sync_all())
             });
-            (!matches!(written, Some(Ok(())))).then_some(number)
+            !matches!(written, Some(Ok(())))
         });
         assert!(failed.is_some(), "{kind}: 300 files fit");
         for restarts in 1..=2 {

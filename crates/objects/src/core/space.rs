@@ -168,11 +168,11 @@ impl Core {
 
     /// Ensures that a group of `needed_bytes` fits.
     pub fn ensure_space(&mut self, needed_bytes: u64, space_use: SpaceUse) -> Result<()> {
-        let kept = match space_use {
+        let reserve = match space_use {
             SpaceUse::Frees | SpaceUse::Replaces => self.reserve.reserved_segments,
             SpaceUse::Grows => self.reserve.unusable_segments,
         };
-        let needed = self.segments_needed(needed_bytes).saturating_add(kept);
+        let needed = self.segments_needed(needed_bytes).saturating_add(reserve);
         if self.log.segments.free_segments() >= needed && self.is_roomy(needed_bytes, space_use) {
             return Ok(());
         }
