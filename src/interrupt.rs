@@ -96,6 +96,7 @@ impl LongCommand {
         if signals.is_empty() {
             return Ok(());
         }
+        draconis_service::sandbox::limit_malloc_arenas();
         let received = Arc::new(AtomicUsize::new(0));
         let signal = received.clone();
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {

@@ -97,7 +97,6 @@ pub fn confine(
     profile: &SandboxProfile<'_>,
     memory_limit_bytes: Option<u64>,
 ) -> Result<Confinement, ConfineError> {
-    #[cfg(target_env = "gnu")]
     limit_malloc_arenas();
     set_resource_limits(memory_limit_bytes)?;
     if matches!(
@@ -159,10 +158,11 @@ pub fn close_other_fds(keep: &[BorrowedFd<'_>]) {
 const MALLOC_RETAINED_BYTES: libc::c_int = 16 << 20;
 
 /// Limits glibc to one arena: the others open a file in `/proc` when they shrink, which would be
-/// fatal. That arena keeps memory that a cache soon allocates again.
-#[cfg(target_env = "gnu")]
-fn limit_malloc_arenas() {
+/// fatal. That arena keeps memory that a cache soon allocates again. A process that starts threads
+/// before [`confine`] calls it first.
+pub fn limit_malloc_arenas() {
     // SAFETY: `mallopt` takes two integers and touches the allocator's own settings.
+    #[cfg(target_env = "gnu")]
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
         libc::mallopt(libc::M_MMAP_THRESHOLD, MALLOC_RETAINED_BYTES);
