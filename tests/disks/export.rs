@@ -312,6 +312,7 @@ h.shutdown()
 "#;
 
 #[test]
+#[ignore = "tools: nbdsh"]
 fn nbdsh_uses_every_command() {
     let Some(nbdsh) = nbdsh("every command of an export") else { return };
     let draconis = Draconis::new();
@@ -485,6 +486,7 @@ fn disk_in_a_bucket_is_exported() {
 
 /// The sandbox allows what an export needs when the disk is full: the client gets ENOSPC.
 #[test]
+#[ignore = "tools: nbdsh"]
 fn full_store_is_no_space() {
     let Some(nbdsh) = nbdsh("a full store") else { return };
     let draconis = Draconis::new();
