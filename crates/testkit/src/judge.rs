@@ -44,7 +44,7 @@ pub fn tool_command(tool: &str) -> Command {
     command
 }
 
-/// Runs a command in at most [`MAX_TOOL_BYTES`]; an error means that it is not installed.
+/// Runs a command in at most 4 GiB of address space; an error means that it is not installed.
 pub fn try_run(command: &mut Command) -> std::io::Result<ToolRun> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn()?;
