@@ -47,7 +47,8 @@ def test_workers_open_their_own(kind, tmp_path):
     opened.update(store=Store(store, "w"), volume=Volume(image))
     opened["store"].keys[b"a"] = b"1"
     ours, theirs = context.Pipe()
-    worker = context.Process(target=work, args=(store, kind == "fork", theirs))
+    # A daemon: one that hangs is ended with this process.
+    worker = context.Process(target=work, args=(store, kind == "fork", theirs), daemon=True)
     worker.start()
     theirs.close()
     ours.recv()

@@ -390,6 +390,8 @@ def test_what_is_no_volume_is_named(tmp_path):
 
 def test_every_public_thing_is_documented():
     for name in draconis.__all__:
+        if name == "__version__":
+            continue
         kind = getattr(draconis, name)
         assert kind.__doc__, name
         for member, thing in vars(kind).items():

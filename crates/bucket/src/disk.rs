@@ -29,7 +29,7 @@ use draconis_device::{
     ReadAnswer, Refused, Ticket, Urgency, promise_pair,
 };
 use draconis_types::Block;
-use parking_lot::{Condvar, Mutex};
+use draconis_types::lock::{Condvar, Mutex};
 
 use crate::api::RequestError;
 use crate::cache::ChunkCache;

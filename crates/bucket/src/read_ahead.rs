@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
+use draconis_types::lock::{Condvar, Mutex};
 
 /// First window, in bytes: worth a request, and a small loss if no read follows.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use draconis_device::{Error, Group, Ticket};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use draconis_types::lock::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use self::journal_queue::JournalQueue;
 use crate::api::RequestError;

@@ -1,6 +1,6 @@
 //! An answer that is ready or arrives later.
 
-use parking_lot::{Condvar, Mutex};
+use draconis_types::lock::{Condvar, Mutex};
 use std::sync::Arc;
 
 /// Receiving side of a [`Promise`].

@@ -2,7 +2,7 @@
 //!
 //! Threads start on demand: disks that are open briefly or read only synchronously have none.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use draconis_types::lock::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 

@@ -17,7 +17,7 @@
 //! Law 1: a flush covers everything written at its start, for all waiters.
 //! Law 2: after the first failure nothing is written; queued groups are dropped.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use draconis_types::lock::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -5,6 +5,7 @@
 //!   Node, FileType, Time, Attributes, ..   what `stat` and its like pass on
 //!   Refusal        why a request is refused, with its errno
 //!   ExportActivity what clients of an exported disk have done
+//!   lock           a mutex and a condition variable that survive a fork
 //! ```
 //! This crate knows neither channels nor disks nor file systems.
 
@@ -16,6 +17,7 @@ mod buffer_cache;
 pub mod copy_counter;
 mod export_activity;
 pub mod injected_fault;
+pub mod lock;
 mod page;
 mod private;
 mod slices;

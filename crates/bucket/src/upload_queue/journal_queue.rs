@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use draconis_device::{Error, Ticket};
-use parking_lot::MutexGuard;
+use draconis_types::lock::MutexGuard;
 
 use crate::OBJECT_BYTES;
 use crate::journal::{Journal, JournalStatistics, PendingRecord};

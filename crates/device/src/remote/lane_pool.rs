@@ -8,7 +8,7 @@
 //!
 //! So reads and chains proceed however many threads wait for their flush.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use draconis_types::lock::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use draconis_exchange::channel::{Client, RpcClient};

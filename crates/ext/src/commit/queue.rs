@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use draconis_device::{ChainBounds, Disk, Extent, Group, SubmitOptions, Ticket, Write};
+use draconis_types::lock::{Condvar, Mutex, MutexGuard};
 use draconis_types::{Block, SharedSlice};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::chain::{Chain, ChainDependency, FreedSpace, Stage};
 use crate::blocks::data::SharedBytes;
