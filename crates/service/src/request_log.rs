@@ -217,7 +217,7 @@ impl RequestLog for WorkerRequestLog {
 
     fn finish_replay(&self) {
         let (Some(tree), Some(why)) = (self.opened_tree(), self.log.stop_reason()) else { return };
-        // What the disk takes now is not lost; an error here ends changes, too.
+        // The disk may still accept some replayed changes; an error here ends changes, too.
         self.submit_pending_changes();
         tree.volume().stop_as_before(why);
     }

@@ -96,7 +96,7 @@ impl WaitTimeoutResult {
 }
 
 impl Condvar {
-    /// Returns a condition variable that nobody waits for.
+    /// Returns a condition variable without waiting threads.
     pub const fn new() -> Self {
         Self(std::sync::Condvar::new())
     }
@@ -132,12 +132,12 @@ impl Condvar {
         }
     }
 
-    /// Wakes one of those who wait.
+    /// Wakes one waiting thread.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
