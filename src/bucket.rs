@@ -11,7 +11,6 @@
 //! Law 2: the requests of a command are counted until everything is uploaded.
 //! Law 3: the process that parses a volume has no network access.
 
-use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -30,6 +29,7 @@ use draconis_objects::Profile;
 use draconis_service::remote_disk::{
     self, DiskProcess, RemoteCredentials, RemoteDiskProvider, RemoteDiskRequest, UNSENT_PREFIX,
 };
+use draconis_types::lock::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::{report, text};

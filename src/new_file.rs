@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use draconis_access::destination::ReadSources;
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 

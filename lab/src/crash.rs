@@ -21,7 +21,6 @@ mod sequences;
 mod store_volumes;
 mod workloads;
 
-use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +32,7 @@ use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNod
 use draconis_ext::{AccessTimes, OpenOptions, Volume, WriteOptions};
 use draconis_testkit::{CrashOptions, CrashState, CrashStates, Event, RecordDisk};
 use draconis_types::Time;
+use draconis_types::lock::Mutex;
 
 use judge::{CrashViolation, StateChecker};
 use workloads::Workload;

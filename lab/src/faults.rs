@@ -28,13 +28,13 @@ mod tests;
 mod totals;
 mod worker_faults;
 
-use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use draconis_types::injected_fault::{DelayPoint, InjectedFault};
+use draconis_types::lock::Mutex;
 
 use crate::stop::StopFlag;
 use totals::Totals;

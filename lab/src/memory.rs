@@ -1,7 +1,6 @@
 //! A file system tree in memory, with almost no cost of its own: the upper bound for any server
 //! behind our FUSE front end.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +11,7 @@ use draconis_exchange::contract::directory::{
 };
 use draconis_exchange::contract::file::{self, FileServer};
 use draconis_exchange::contract::tree::Tree;
+use draconis_types::lock::{Mutex, MutexGuard};
 use draconis_types::{
     Attributes, FallocateMode, FileType, Name, Node, Refusal, SetTime, StatFs, Time,
     clear_suid_sgid,

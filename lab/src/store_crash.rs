@@ -12,7 +12,6 @@
 //! Each thread takes the next piece of work. A piece is identified by kind and number, which
 //! suffices to run it again.
 
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,6 +21,7 @@ use draconis_testkit::CrashOptions;
 use draconis_testkit::torture::{
     self, CheckFrequencies, DamageTally, RunTally, StoreShape, Violation,
 };
+use draconis_types::lock::Mutex;
 
 /// What is cut, and for how long.
 #[derive(Debug, clap::Args)]

@@ -1,12 +1,12 @@
 //! Soak test of object stores: each seed is a store that is loaded, overwritten, filled, emptied,
 //! reopened and killed, with a full check after every step.
 
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use draconis_testkit::torture::{self, UsageTally, Violation};
+use draconis_types::lock::Mutex;
 
 /// Which stores, and for how long.
 #[derive(Debug, clap::Args)]

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use draconis_nbd::{Connection, ConnectionError, Export};
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::Shutdown;

@@ -4,7 +4,6 @@
 
 mod contents;
 
-use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -19,6 +18,7 @@ use draconis_container::Format;
 use draconis_container::create::NewFormat;
 use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::mkfs::{self, FormatOptions, FreeSpace, InodeCount, Tree, VolumePlan};
+use draconis_types::lock::Mutex;
 
 use crate::archive_args::ArchiveArgs;
 use crate::edit::OwnerArg;

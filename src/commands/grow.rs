@@ -1,11 +1,11 @@
 //! `draconis grow`
 
-use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use draconis_access::resize::{GrowJob, ResizeRequest, ResizeTarget};
+use draconis_types::lock::Mutex;
 
 use super::shrink::{parse_length, print_new_size};
 use crate::edit;

@@ -1,12 +1,12 @@
 //! `draconis shrink`
 
-use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
 use draconis_access::resize::{ResizeOutcome, ResizeRequest, ResizeTarget, ShrinkJob};
+use draconis_types::lock::Mutex;
 
 use super::format;
 use crate::image::{self, BackingFiles, WriteArgs};

@@ -19,7 +19,7 @@ pub use draconis_testkit::judge::mke2fs;
 use draconis_testkit::wait::wait_for;
 pub use draconis_testkit::wait::wait_until;
 pub use draconis_testkit::{report_skipped, unmount_and_wait};
-use parking_lot::RwLock;
+use draconis_types::lock::RwLock;
 
 /// Unmounts `at` by a program other than ours. Repeats that while the mount is busy: the status
 /// command of another test looks at all mounts, which makes each busy for a moment.

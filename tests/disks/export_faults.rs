@@ -26,7 +26,7 @@ use draconis_device::{
 use draconis_nbd::Connection;
 use draconis_testkit::sim::{Clock, SimDisk, Ssd, SsdParameters};
 use draconis_types::Block;
-use parking_lot::RwLock;
+use draconis_types::lock::RwLock;
 use rustix::process::{Pid, Signal, kill_process};
 
 const CLIENTS: u64 = 3;

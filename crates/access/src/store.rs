@@ -9,7 +9,7 @@ use draconis_device::ProcessBound;
 use draconis_objects::check::{CheckOptions, Report};
 use draconis_objects::kv::{Batch, Kv, Scan};
 use draconis_objects::{Group, LayoutKind, NewObject, ObjectId, StoreInfo, Ticket};
-use parking_lot::{Mutex, RwLock};
+use draconis_types::lock::{Mutex, RecursiveRwLock};
 use rustix::io::Errno;
 
 use crate::create_store::{self, StoreSpec};
@@ -37,7 +37,7 @@ pub type CheckReport = Report;
 /// An open store. All methods take `&self` and can be called from any number of threads.
 pub struct Store {
     path: PathBuf,
-    inner: ProcessBound<RwLock<Option<Arc<draconis_objects::Store>>>>,
+    inner: ProcessBound<RecursiveRwLock<Option<Arc<draconis_objects::Store>>>>,
     /// True if another process may write the store meanwhile.
     follows: bool,
     /// Open scans, which hold the file until the store is closed.
@@ -113,7 +113,7 @@ impl Store {
     }
 
     fn new(path: &Path, store: Arc<draconis_objects::Store>, follows: bool) -> Arc<Self> {
-        let inner = ProcessBound::new(RwLock::new(Some(store)));
+        let inner = ProcessBound::new(RecursiveRwLock::new(Some(store)));
         Arc::new(Self { path: path.to_owned(), inner, follows, scans: Mutex::default() })
     }
 
@@ -284,7 +284,7 @@ impl Store {
         }
     }
 
-    fn lock(&self) -> Result<&RwLock<Option<Arc<draconis_objects::Store>>>> {
+    fn lock(&self) -> Result<&RecursiveRwLock<Option<Arc<draconis_objects::Store>>>> {
         Ok(self.inner.get().with_context(|| self.path.display().to_string())?)
     }
 
@@ -292,7 +292,7 @@ impl Store {
         &self,
         work: impl FnOnce(&Arc<draconis_objects::Store>) -> draconis_objects::Result<T>,
     ) -> Result<T> {
-        let inner = self.lock()?.read_recursive();
+        let inner = self.lock()?.read();
         let Some(store) = &*inner else {
             let text = format!("{}: the store was closed", self.path.display());
             return Err(Error::new(Errno::BADF, text));

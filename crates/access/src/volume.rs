@@ -17,8 +17,8 @@ use draconis_ext::{
 };
 use draconis_service::options::MountOptions;
 use draconis_service::volume::{locate_for_writing, locate_volume, open_for_reading};
+use draconis_types::lock::RecursiveRwLock;
 use draconis_types::{AttributeChange, Attributes, FileType, Time};
-use parking_lot::RwLock;
 use rustix::io::Errno;
 
 use crate::compressed::detect;
@@ -60,7 +60,7 @@ pub struct DirEntry {
     pub kind: FileType,
 }
 
-type VolumeLock = RwLock<Option<(draconis_ext::Volume, Option<MmpGuard>)>>;
+type VolumeLock = RecursiveRwLock<Option<(draconis_ext::Volume, Option<MmpGuard>)>>;
 
 /// An open volume. All methods take `&self` and can be called from any number of threads.
 ///
@@ -108,7 +108,7 @@ impl Volume {
 
     fn new(image: &Path, volume: draconis_ext::Volume, held: Option<MmpGuard>) -> Arc<Self> {
         let maker = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let inner = ProcessBound::new(RwLock::new(Some((volume, held))));
+        let inner = ProcessBound::new(RecursiveRwLock::new(Some((volume, held))));
         Arc::new(Self { image: image.to_owned(), owner: maker, inner })
     }
 
@@ -458,7 +458,7 @@ impl Volume {
     ) -> Result<T> {
         // A nested call (a reader of an archive) must not wait for a `close` that waits for the
         // outer call.
-        let inner = self.lock()?.read_recursive();
+        let inner = self.lock()?.read();
         let Some((volume, _)) = &*inner else {
             let text = format!("{}: the volume was closed", self.image.display());
             return Err(Error::new(Errno::BADF, text));

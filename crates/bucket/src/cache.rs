@@ -17,7 +17,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use draconis_device::Error;
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use twox_hash::XxHash3_64;
 
 /// Unit of caching and of reads from the bucket, in bytes.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use draconis_device::Random;
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
 

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use draconis_device::Error;
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::SECTOR_BYTES;
 use crate::api::{BucketApi, RequestError};

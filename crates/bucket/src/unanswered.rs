@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 /// Time without an answer after which a bucket counts as away: far more than a slow request takes.
 pub(crate) const AWAY_AFTER: Duration = Duration::from_secs(2);

@@ -18,7 +18,7 @@ use draconis_device::{Disk, Error, Group, MemoryDisk, Refused, SubmitOptions, Ti
 use draconis_objects::test_hooks::TestSettings;
 use draconis_testkit::torture::{self, DamageTally, DiskFactory, StoreShape};
 use draconis_testkit::{CrashOptions, CrashStates, Event, RecordDisk};
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 /// Small, so that it is full now and then.
 const JOURNAL_BYTES: usize = 192 << 10;

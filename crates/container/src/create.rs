@@ -13,7 +13,6 @@
 mod qcow2;
 mod vhdx;
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,6 +21,7 @@ use draconis_device::{
     Ticket, Urgency, Write,
 };
 use draconis_types::Block;
+use draconis_types::lock::Mutex;
 
 /// A write to the file: offset and contents.
 type FileWrite = (u64, Vec<u8>);

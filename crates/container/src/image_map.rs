@@ -5,11 +5,11 @@
 //! ```
 //! Law: sequential reads decompress each chunk once. The cache of decompressed chunks is bounded.
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use draconis_device::{AllocationRun, Disk, Extent};
+use draconis_types::lock::Mutex;
 
 use crate::Error;
 use crate::backing::reference::BackingFile;

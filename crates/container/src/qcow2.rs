@@ -14,7 +14,7 @@ mod refcounts;
 mod snapshots;
 mod writable;
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use std::io::Read;
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@
 
 pub(crate) mod extents;
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use std::io::Read;
 use std::sync::Arc;
 

@@ -16,7 +16,6 @@
 #[cfg(test)]
 mod tests;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -25,6 +24,7 @@ use draconis_device::{
     Properties, ReadAnswer, Refused, SubmitOptions, Ticket, Urgency, Write,
 };
 use draconis_types::Block;
+use draconis_types::lock::{Mutex, MutexGuard};
 
 use crate::image_file::ImageFile;
 use crate::image_map::{DecompressedCache, Location, allocation_of};

@@ -1,9 +1,9 @@
 //! A disk in memory: every write is durable as soon as it is submitted.
 
-use parking_lot::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_types::Block;
+use draconis_types::lock::RwLock;
 
 use crate::{
     Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,

@@ -9,10 +9,10 @@
 //! reads neighbours with one large request, scattered into their blocks, and wakes their waiter
 //! once.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 use draconis_types::Block;
+use draconis_types::lock::Mutex;
 
 use crate::elevator::{Elevator, ReadRequest};
 use crate::pending::DeferredAnswer;

@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_types::Block;
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use rustix::io::Errno;
 
 use crate::{Disk, Error, Extent, Pending, ReadAnswer, Refused, Urgency};

@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::{AllocationRun, Disk, Error, Extent, Ticket, wait_durable_while};
 

@@ -12,12 +12,12 @@
 //! Law 2: memory that the kernel reads is borrowed until the last completion was seen.
 #![allow(unsafe_code)]
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use draconis_types::lock::{Mutex, MutexGuard};
 use draconis_types::{Block, PrivateBuffer};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;

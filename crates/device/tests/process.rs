@@ -11,7 +11,7 @@ use draconis_device::{
 };
 use draconis_testkit::{ForkedChild, in_own_process};
 use draconis_types::Block;
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 /// Long enough for the cache of large blocks, whose lock threads share.
 const BLOCK_BYTES: usize = 256 << 10;

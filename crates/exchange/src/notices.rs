@@ -11,7 +11,7 @@
 //! Law 1: a worker waits for a reply in a call that a signal interrupts.
 //! Law 2: a reply carries the number of its notice; late replies are ignored.
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use draconis_types::lock::Mutex;
 use draconis_types::{AccessTimes, Attributes, Time};
-use parking_lot::Mutex;
 
 use crate::InodeNumber;
 use crate::format::inode::{Inode, flags};

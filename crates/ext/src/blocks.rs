@@ -23,7 +23,6 @@ mod tests;
 pub(crate) mod uncached;
 pub(crate) mod write_back;
 
-use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,6 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{Atomic, Disk, Extent, Pending, ReadAnswer, Urgency};
 use draconis_types::Block;
+use draconis_types::lock::Mutex;
 
 pub(crate) use crate::blocks::data::CHUNK_BYTES;
 use crate::blocks::data::{Chunk, SharedBytes};
@@ -572,7 +572,7 @@ impl BlockStore {
         }
     }
 
-    fn lock_in_flight(&self) -> parking_lot::MutexGuard<'_, InFlightChunks> {
+    fn lock_in_flight(&self) -> draconis_types::lock::MutexGuard<'_, InFlightChunks> {
         self.in_flight.lock()
     }
 

@@ -38,13 +38,13 @@ mod quota;
 pub(crate) mod raw_inode;
 pub(crate) mod xattrs;
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::Disk;
 use draconis_types::PrivateBuffer;
+use draconis_types::lock::Mutex;
 
 use crate::alloc::Groups;
 use crate::blocks::BlockStore;

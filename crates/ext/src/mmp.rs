@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use draconis_device::{Disk, Extent, Group};
 use draconis_types::Time;
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::blocks::uncached::{read_bytes, read_superblock, write_of};
 use crate::format::checksum::Checksum;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use draconis_device::Disk;
 use draconis_types::Attributes;
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::backup::SuperblockPlace;
 use crate::blocks::data::SharedBytes;

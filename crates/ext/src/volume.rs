@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use draconis_device::Disk;
 pub use draconis_types::StatFs;
-use parking_lot::RwLockReadGuard;
+use draconis_types::lock::RecursiveReadGuard;
 
 use crate::blocks::DeviceStatistics;
 use crate::cache::CacheStatistics;
@@ -134,8 +134,8 @@ impl Volume {
 
     /// Locks out changes. The lock is recursive: callers lock again from within
     /// [`Volume::entries`].
-    pub(crate) fn read_lock(&self) -> Option<RwLockReadGuard<'_, WriteState>> {
-        self.writing.as_ref().map(|writing| writing.state.read_recursive())
+    pub(crate) fn read_lock(&self) -> Option<RecursiveReadGuard<'_, WriteState>> {
+        self.writing.as_ref().map(|writing| writing.state.read())
     }
 
     /// Returns the `statfs` data.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use draconis_types::Time;
-use parking_lot::{Mutex, RwLock};
+use draconis_types::lock::{Mutex, RecursiveRwLock};
 
 use crate::access_times::PendingAccessTimes;
 use crate::alloc::Groups;
@@ -31,7 +31,7 @@ pub(crate) enum StopReason {
 /// Everything that a writable volume has.
 pub(crate) struct WriteContext {
     /// Write lock: transactions hold it exclusively, readers share it.
-    pub(crate) state: RwLock<WriteState>,
+    pub(crate) state: RecursiveRwLock<WriteState>,
     pub(crate) commit_queue: CommitQueue,
     pub(crate) group_commit: GroupCommit,
     /// Limit of dirty data in memory, in bytes.
@@ -63,7 +63,7 @@ impl WriteContext {
         Self {
             stopped: writer.is_stopped.clone(),
             change_recorder: writer.change_recorder.clone(),
-            state: RwLock::new(writer),
+            state: RecursiveRwLock::new(writer),
             commit_queue,
             group_commit: GroupCommit::default(),
             dirty_limit: writing.dirty_bytes,

@@ -7,8 +7,8 @@ use draconis_device::{
     AllocationRun, Disk, Error as DiskError, Extent, Group, Properties, Ticket, UnflushedChanges,
     Urgency, Write, ZeroStep, ZeroedSpace, wait_durable_while,
 };
+use draconis_types::lock::{Mutex, RwLock};
 use draconis_types::{Block, ExportActivity, PrivateBuffer};
-use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
 use crate::wire::ErrorCode;

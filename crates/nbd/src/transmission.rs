@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use draconis_device::ZeroedSpace;
 use draconis_types::PrivateBuffer;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use draconis_types::lock::{Condvar, Mutex, MutexGuard};
 
 use crate::export::split;
 use crate::wire::{

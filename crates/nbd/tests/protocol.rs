@@ -10,7 +10,7 @@ use draconis_device::{
 };
 use draconis_nbd::{CloneSource, Connection, Export, MAX_OPTIONS};
 use draconis_testkit::thin::{ThinClient, zeros_take_no_space};
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 const DISK_BYTES: usize = 1 << 20;
 const GO: u32 = 7;

@@ -20,9 +20,9 @@ use bytes::Bytes;
 use draconis_device::Process;
 use draconis_objects::kv::Kv;
 use draconis_objects::{Error as StoreError, Group, ObjectId, Store, Ticket};
+use draconis_types::lock::{Mutex, RwLock};
 use object_store::path::Path;
 use object_store::{Attributes, Error, PutMode, PutResult, Result};
-use parking_lot::{Mutex, RwLock};
 
 use crate::blocking::run_detached;
 use crate::error::{already_exists, damaged, generic, not_found, precondition, with_path};

@@ -9,9 +9,9 @@
 use std::sync::Arc;
 
 use draconis_objects::{Error as StoreError, Group, LifetimeHint, ObjectId};
+use draconis_types::lock::Mutex;
 use object_store::path::Path;
 use object_store::{Attributes, PutMode, PutPayload, PutResult, Result};
-use parking_lot::Mutex;
 
 use crate::blocking::run_detached;
 use crate::catalog::{Catalog, NewContents, PIECE_BYTES, check_mode};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use draconis_types::lock::Mutex;
 use object_store::path::Path;
 use object_store::{
     Attributes, MultipartId, MultipartUpload, PutMode, PutPayload, PutResult, Result, UploadPart,
 };
-use parking_lot::Mutex;
 
 use crate::blocking::run_blocking;
 use crate::catalog::Catalog;

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, Pending, ReadAnswer, Refused, Urgency};
+use draconis_types::lock::{Mutex, RwLock};
 use draconis_types::{Block, PrivateBuffer};
-use parking_lot::{Mutex, RwLock};
 
 use crate::codec::{Checksummer, to_usize_saturating};
 use crate::entry::{CHECKSUM_BLOCK_BYTES, PayloadRef};

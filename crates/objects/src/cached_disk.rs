@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use draconis_device::{Disk, Extent, Pending, ReadAnswer, Ticket as DiskTicket, Urgency};
 use draconis_types::PrivateBuffer;
-use parking_lot::{Mutex, RwLock};
+use draconis_types::lock::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use crate::block_cache::{BlockCache, PageLookup};

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use draconis_types::lock::{Mutex, MutexGuard};
 
 use crate::cached_disk::CachedDisk;
 use crate::entry::{Entry, Key, PayloadRef};

@@ -25,7 +25,7 @@ use draconis_device::{
     AllocationRun, Atomic, Disk, Error as DiskError, Extent, Group as DiskGroup, Pending,
     Properties, ReadAnswer, Refused, Ticket as DiskTicket, Urgency,
 };
-use parking_lot::{Mutex, RwLock};
+use draconis_types::lock::{Mutex, RwLock};
 use rustix::io::Errno;
 
 use crate::store::CurrentObject;

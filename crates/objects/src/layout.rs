@@ -37,7 +37,7 @@ mod log;
 
 use std::collections::BTreeMap;
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::{Error, LayoutKind, LifetimeHint, Result};
 

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draconis_device::Ticket;
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::Result;
 use crate::cached_disk::{CachedDisk, CachedNodes};

@@ -9,8 +9,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use draconis_device::{Disk, Process};
+use draconis_types::lock::RwLock;
 use draconis_types::lock::{Condvar, Mutex};
-use parking_lot::RwLock;
 
 use crate::cached_disk::{CacheInfo, CachedDisk};
 use crate::codec::{to_u32_saturating, to_usize_saturating};

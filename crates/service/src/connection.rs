@@ -7,7 +7,6 @@
 //! Threads in the keeper send a worker's notifications: see [`notices`].
 #![allow(unsafe_code)]
 
-use parking_lot::{RwLock, RwLockWriteGuard};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use std::time::Duration;
 
 use draconis_exchange::notices::{self, NoticeSender};
 use draconis_types::injected_fault::InjectedFault;
+use draconis_types::lock::{Condvar, Mutex};
 use rustix::fs::{Mode, OFlags};
 
 use crate::options::{MountOptions, UringUse};
@@ -31,8 +31,44 @@ const PAUSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// dies continues once the successor has answered the request that it waits for.
 #[derive(Default)]
 pub(crate) struct NotificationRelays {
-    /// Read-locked while a notification is sent.
-    sending: Arc<RwLock<()>>,
+    gate: Arc<SendingGate>,
+}
+
+/// Lets notifications through unless they are paused.
+#[derive(Default)]
+struct SendingGate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    /// Notifications that are being sent.
+    sending: usize,
+    is_paused: bool,
+}
+
+impl SendingGate {
+    fn pass<R>(&self, send: impl FnOnce() -> R) -> R {
+        let mut state = self.state.lock();
+        self.changed.wait_while(&mut state, |state| state.is_paused);
+        state.sending += 1;
+        drop(state);
+        let sent = send();
+        self.state.lock().sending -= 1;
+        self.changed.notify_all();
+        sent
+    }
+}
+
+/// No notification is sent while this exists.
+pub(crate) struct PausedNotifications<'a>(&'a SendingGate);
+
+impl Drop for PausedNotifications<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_paused = false;
+        self.0.changed.notify_all();
+    }
 }
 
 impl NotificationRelays {
@@ -42,20 +78,25 @@ impl NotificationRelays {
     /// The system's error.
     pub(crate) fn start_relay(&self, fuse: &OwnedFd) -> io::Result<NoticeSender> {
         let (theirs, ours) = notices::pair()?;
-        let (fuse, sending) = (fuse.try_clone()?, self.sending.clone());
+        let (fuse, gate) = (fuse.try_clone()?, self.gate.clone());
         std::thread::Builder::new().name("notices".into()).spawn(move || {
-            notices::relay_notices(ours, |notice| {
-                let _sending = sending.read();
-                rustix::io::write(&fuse, notice)
-            });
+            notices::relay_notices(ours, |notice| gate.pass(|| rustix::io::write(&fuse, notice)));
         })?;
         Ok(theirs)
     }
 
     /// Stops all notifications until the guard is dropped. Returns `None` if the kernel does not
     /// finish one in time.
-    pub(crate) fn pause_notifications(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        self.sending.try_write_for(PAUSE_TIMEOUT)
+    pub(crate) fn pause_notifications(&self) -> Option<PausedNotifications<'_>> {
+        let Self { gate } = self;
+        let mut state = gate.state.lock();
+        gate.changed.wait_while(&mut state, |state| state.is_paused);
+        state.is_paused = true;
+        let is_sending = |state: &mut GateState| state.sending > 0;
+        let waited = gate.changed.wait_while_for(&mut state, is_sending, PAUSE_TIMEOUT);
+        drop(state);
+        let paused = PausedNotifications(gate);
+        (!waited.timed_out()).then_some(paused)
     }
 }
 

@@ -28,7 +28,7 @@ use mounting::MountTarget;
 pub(crate) use mounting::dead_mount_message;
 use unmounting::Unmounted;
 
-use parking_lot::{Condvar, Mutex};
+use draconis_types::lock::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;

@@ -12,7 +12,7 @@
 
 mod keepers;
 
-use parking_lot::{Condvar, Mutex};
+use draconis_types::lock::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;

@@ -27,7 +27,6 @@
 
 mod orphans;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -42,6 +41,7 @@ use draconis_exchange::shm::SharedMemory;
 use draconis_ext::{ChangeRecord, ChangeRecorder, FileId, InodeNumber};
 use draconis_types::ALIGN_BYTES;
 use draconis_types::injected_fault::{DelayPoint, InjectedFault};
+use draconis_types::lock::{Mutex, MutexGuard};
 use draconis_types::{Node, Time};
 
 use orphans::OrphanTable;

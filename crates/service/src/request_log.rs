@@ -1,6 +1,5 @@
 //! The worker side of the oplog: a worker logs its requests, and replays those of its predecessor.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
@@ -13,6 +12,7 @@ use draconis_exchange::heap::PoolBuffer;
 use draconis_ext::{ChangeRecord, InodeNumber};
 use draconis_types::Node;
 use draconis_types::injected_fault::InjectedFault;
+use draconis_types::lock::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use crate::oplog::OpLog;

@@ -14,7 +14,6 @@
 
 mod connect;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use draconis_exchange::descriptors;
+use draconis_types::lock::{Condvar, Mutex, MutexGuard};
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 

@@ -29,7 +29,6 @@ pub(crate) use listing::receive_listing as receive_list;
 pub use listing::{ObjectEntry, list_objects};
 pub use server::run_store_process;
 
-use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -40,6 +39,7 @@ use std::time::Duration;
 use draconis_device::Disk;
 use draconis_exchange::channel::session::broker;
 use draconis_exchange::descriptors;
+use draconis_types::lock::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};

@@ -3,7 +3,6 @@
 //! Law 1: it is confined before the first byte of the volume is read, while it has one thread.
 //! Law 2: the process ends when the keeper ends, when the mount ends, and on any panic.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,6 +21,7 @@ use draconis_exchange::notices::NoticeSender;
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::{CrashedProcess, Volume as ExtVolume};
 use draconis_types::Refusal;
+use draconis_types::lock::Mutex;
 
 use crate::disk::open_session_disk;
 use crate::disk::split_disk;

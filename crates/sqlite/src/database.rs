@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use draconis_access::store_disk::parse_disk_name;
 use draconis_objects::kv::Kv;
 use draconis_objects::{Error, Group, ObjectId, Result as StoreResult, Store, Ticket};
-use parking_lot::{Mutex, MutexGuard};
+use draconis_types::lock::{Mutex, MutexGuard};
 
 use crate::codes;
 use crate::error::{Failure, Result};

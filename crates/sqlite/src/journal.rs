@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::codes;
 use crate::error::{Failure, Result};

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use draconis_access::{Error as AccessError, bucket_host, stores};
 use draconis_device::{PerProcess, ProcessBound};
 use draconis_objects::{Error, Store};
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::bucket::{self, BucketParameters};
 use crate::codes;

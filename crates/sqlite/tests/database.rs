@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::{TestStore, integrity, open_read_only, text, uri};
 use draconis_access::Store;
 use draconis_objects::{Group, LifetimeHint};
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 fn code(error: &rusqlite::Error) -> ErrorCode {

@@ -30,12 +30,12 @@
 //! Law 2: the same log and seed give the same states in the same order.
 //! Law 3: states share the image; each stores only its own differing sectors.
 
-use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use draconis_types::Block;
+use draconis_types::lock::RwLock;
 
 use crate::Event;
 use draconis_device::Random;

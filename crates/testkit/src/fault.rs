@@ -1,11 +1,11 @@
 //! A disk with injected faults.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use draconis_types::Block;
+use draconis_types::lock::{Mutex, MutexGuard};
 
 use draconis_device::{
     Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, SubmitOptions, Ticket, Urgency, Write,

@@ -1,8 +1,7 @@
 //! A disk that records its requests.
 
-use parking_lot::{Mutex, MutexGuard};
-
 use draconis_types::Block;
+use draconis_types::lock::{Mutex, MutexGuard};
 
 use draconis_device::{
     Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, SubmitOptions, Ticket, Urgency, Write,

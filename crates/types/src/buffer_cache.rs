@@ -4,10 +4,10 @@
 //! page fault by page fault. For blocks that are only copied through, that costs more than the
 //! copy.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::lock::{Mutex, MutexGuard};
 use crate::page::{ALIGN_BYTES, Page};
 
 /// Cached sizes, in pages: 64 KiB to 1 MiB.

@@ -1,12 +1,17 @@
-//! A mutex and a condition variable of the standard library, without poisoning.
+//! The locks of all crates: those of the standard library, without poisoning.
 //!
 //! Law: what a thread waits for is in the lock alone. A forked child inherits waiting threads as
 //! memory that its own threads reuse: with a table of waiters for the whole process, as
-//! `parking_lot` has it, a child's lock would follow pointers into that memory. So whatever threads
-//! of a library wait for with a [`Condvar`] is locked by this [`Mutex`].
+//! `parking_lot` has it, a child's lock would follow pointers into that memory.
+
+mod recursive;
+
+pub use std::sync::{RwLockReadGuard, RwLockWriteGuard};
+
+pub use self::recursive::{RecursiveReadGuard, RecursiveRwLock, RecursiveWriteGuard};
 
 use std::ops::{Deref, DerefMut};
-use std::sync::PoisonError;
+use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// A mutex that a panic does not poison.
@@ -33,14 +38,28 @@ impl<T> Mutex<T> {
         MutexGuard { lock: &self.0, inner: Some(inner) }
     }
 
+    /// Takes the mutex if no thread has it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let inner = unless_taken(self.0.try_lock())?;
+        Some(MutexGuard { lock: &self.0, inner: Some(inner) })
+    }
+
     /// Returns the value.
     pub fn into_inner(self) -> T {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the value, which nobody else can reach.
+    /// Returns the value, which only the caller can reach.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unless_taken<G>(taken: Result<G, TryLockError<G>>) -> Option<G> {
+    match taken {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 
@@ -132,6 +151,22 @@ impl Condvar {
         }
     }
 
+    /// The same for at most `limit`.
+    pub fn wait_while_for<T>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        mut goes_on: impl FnMut(&mut T) -> bool,
+        limit: Duration,
+    ) -> WaitTimeoutResult {
+        let end = Instant::now() + limit;
+        while goes_on(&mut *guard) {
+            if self.wait_until(guard, end).timed_out() {
+                return WaitTimeoutResult(goes_on(&mut *guard));
+            }
+        }
+        WaitTimeoutResult(false)
+    }
+
     /// Wakes one waiting thread.
     pub fn notify_one(&self) {
         self.0.notify_one();
@@ -140,5 +175,42 @@ impl Condvar {
     /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.0.notify_all();
+    }
+}
+
+/// A lock with many readers or one writer, which a panic does not poison. A thread that has it and
+/// takes it again can wait for ever: see [`RecursiveRwLock`].
+#[derive(Debug, Default)]
+pub struct RwLock<T>(std::sync::RwLock<T>);
+
+impl<T> RwLock<T> {
+    /// Returns a lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Self(std::sync::RwLock::new(value))
+    }
+
+    /// Waits until no thread writes.
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no other thread has the lock.
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the lock for writing if no thread has it.
+    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        unless_taken(self.0.try_write())
+    }
+
+    /// Returns the value.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the value, which only the caller can reach.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }

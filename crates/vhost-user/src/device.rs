@@ -10,8 +10,8 @@ use draconis_device::{
     Disk, Error as DiskError, Extent, Group, Properties, Ticket, UnflushedChanges, Write, ZeroStep,
     ZeroedSpace,
 };
+use draconis_types::lock::{Mutex, RwLock};
 use draconis_types::{Block, ExportActivity, PrivateBuffer};
-use parking_lot::{Mutex, RwLock};
 
 use crate::memory::{GuestBlock, Memory, Segment, take_front, total_len, write_segments};
 use crate::request::{Command, DiskRange, ID_BYTES, Request, SECTOR_BYTES, Status};

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use draconis_types::lock::{Condvar, Mutex, MutexGuard};
 
 /// Interval at which a follower looks whether the leader is busy.
 const TICK: Duration = Duration::from_millis(1);

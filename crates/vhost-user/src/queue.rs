@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use parking_lot::{Mutex, RwLock};
+use draconis_types::lock::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vm_memory::Bytes;

@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use draconis_device::Random;
 use draconis_testkit::{CrashStates, Event};
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use super::judge::StateChecker;
 use super::workloads::sequence::{SequenceWorkload, count_sequences, nth_sequence};

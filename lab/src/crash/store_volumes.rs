@@ -10,7 +10,6 @@
 //! Law: the store is opened for each crash state, and checked whenever e2fsck runs,
 //! too.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -24,6 +23,7 @@ use draconis_objects::{
     CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectDisk, OpenOptions, Profile, Store,
 };
 use draconis_types::Block;
+use draconis_types::lock::Mutex;
 
 use super::{VolumeConfig, make_image};
 

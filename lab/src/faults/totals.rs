@@ -1,6 +1,6 @@
 //! Times of all faults of a run, and of earlier runs that they are added to.
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;

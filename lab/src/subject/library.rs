@@ -1,6 +1,5 @@
 //! The library in this process, on an image opened with O_DIRECT.
 
-use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use draconis_ext::{
     AccessTimes, Follow, InodeNumber, NewNode, OpenOptions, Reserve, Statistics, Volume,
     WriteOptions,
 };
+use draconis_types::lock::Mutex;
 use draconis_types::{FileType as NodeKind, Time};
 
 use super::counters::BlockDeviceCounters;

@@ -1,6 +1,6 @@
 //! Files in this process's memory, for measuring the overhead of the lab itself.
 
-use parking_lot::{Mutex, RwLock};
+use draconis_types::lock::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
 

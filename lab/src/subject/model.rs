@@ -10,7 +10,6 @@
 //! Law 2: a file that grew costs a metadata sector at the next sync, like the inode of a
 //! file system.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -21,6 +20,7 @@ use draconis_testkit::sim::{
     self, DeviceTiming, Hdd, HddParameters, RequestKind as Ask, SimDisk, SimRequest, Ssd,
     SsdParameters,
 };
+use draconis_types::lock::{Mutex, MutexGuard};
 
 use super::raw::RegionAllocator;
 use super::{

@@ -2,7 +2,6 @@
 //!
 //! Its "files" are consecutive areas.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -11,6 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use draconis_device::{Extent, FileOptions, OpenedFile, write_unit_bytes};
+use draconis_types::lock::Mutex;
 use rustix::fs::OFlags;
 
 use super::counters::BlockDeviceCounters;

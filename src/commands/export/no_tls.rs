@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use draconis_nbd::{Connection, ConnectionError, Export};
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use super::Connections;
 use super::socket::Socket;

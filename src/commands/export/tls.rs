@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use parking_lot::Mutex;
 pub use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
@@ -24,6 +23,7 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConnection};
 
 use draconis_nbd::{Connection, ConnectionError, Export};
+use draconis_types::lock::Mutex;
 
 use super::socket::{Socket, SocketHalf};
 use super::{Connections, serve_exports};

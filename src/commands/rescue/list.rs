@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use draconis_access::destination::ReadSources;
 use draconis_ext::rescue::{Loss, Rescue};
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::report;

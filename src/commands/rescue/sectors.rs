@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow, ensure};
 use draconis_access::destination::ReadSources;
 use draconis_device::Disk;
 use draconis_device::sector_map::{MapOf, MappedDisk, SectorMap};
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::report;
 

@@ -4,13 +4,13 @@
 //! decompressed once for the scan, and once more for reading, if the reads are in order.
 //! Law 2: no offset from an archive leads past its end.
 
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::io::Read;
 
 use anyhow::Context;
 use draconis_ext::mkfs::{FileSource, NodeKind, TreeNode};
 use draconis_types::Time;
+use draconis_types::lock::Mutex;
 
 use super::blob::Blob;
 use super::merge::LayerMerger;

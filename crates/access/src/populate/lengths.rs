@@ -8,7 +8,7 @@
 //! Law: contents are stored as they were read; files that could not be read, or changed
 //! meanwhile, are reported.
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, Metadata};
 use std::io::{Error, ErrorKind, Read, Result};

@@ -36,7 +36,7 @@ pub(super) enum CredentialOrigin {
 pub(super) struct Credentials {
     source: CredentialOrigin,
     client: reqwest::Client,
-    cached: parking_lot::Mutex<Option<(Arc<AwsCredential>, Instant)>>,
+    cached: draconis_types::lock::Mutex<Option<(Arc<AwsCredential>, Instant)>>,
 }
 
 /// Failure to get credentials: permanent or transient.
@@ -49,7 +49,7 @@ impl Credentials {
     pub fn new(source: CredentialOrigin, timeout: Duration) -> Result<Self, String> {
         let client = reqwest::Client::builder().timeout(timeout).build();
         let client = client.map_err(|error| format!("no client for credentials: {error}"))?;
-        Ok(Self { source, client, cached: parking_lot::Mutex::new(None) })
+        Ok(Self { source, client, cached: draconis_types::lock::Mutex::new(None) })
     }
 
     async fn current_credential(&self) -> Result<Arc<AwsCredential>, CredentialFailure> {

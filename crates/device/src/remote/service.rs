@@ -1,6 +1,5 @@
 //! Server side: serves any disk over the contract.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::thread;
@@ -11,6 +10,7 @@ use draconis_exchange::contract::disk::{
     self, DiskProperties, DiskServer, Read, Settle, Submit, Wait,
 };
 use draconis_types::Refusal;
+use draconis_types::lock::{Mutex, MutexGuard};
 use draconis_types::{ALIGN_BYTES, Block, PrivateBuffer};
 
 use super::refusal_from_error;

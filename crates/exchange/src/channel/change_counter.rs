@@ -12,7 +12,7 @@
 //! stale bytes that the server could have sent anyway.
 //! Law 4: dead servers notify nothing, so clients of another process check liveness every 10 ms.
 
-use parking_lot::{Mutex, MutexGuard};
+use draconis_types::lock::{Mutex, MutexGuard};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::SeqCst},

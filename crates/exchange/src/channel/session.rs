@@ -18,7 +18,6 @@
 
 mod lane;
 
-use parking_lot::Mutex;
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
@@ -45,6 +44,7 @@ use crate::{
     shm::SharedMemory,
 };
 use draconis_types::Block;
+use draconis_types::lock::Mutex;
 
 use lane::{AbandonedRequest, LaneSide, LaneTransport, MAILBOX_STRIDE};
 

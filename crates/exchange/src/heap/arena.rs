@@ -18,12 +18,12 @@
 //! Law 3: an Away slot is reused only after the peer has returned or released it, or after the
 //! peer's death is confirmed.
 
-use parking_lot::Mutex;
 use std::sync::{
     Arc, OnceLock,
     atomic::{AtomicU64, Ordering::*},
 };
 
+use draconis_types::lock::Mutex;
 use draconis_types::{Block, BlockMemory};
 
 use super::page_pool::PoolSlice;

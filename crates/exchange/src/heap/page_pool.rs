@@ -14,12 +14,12 @@
 //! fault in a page for a copy leaves the client of a FUSE request with EIO.
 #![allow(unsafe_code)]
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use draconis_types::lock::{Mutex, MutexGuard};
 use draconis_types::{ALIGN_BYTES, Block, BlockMemory};
 
 use crate::shm::SharedMemory;

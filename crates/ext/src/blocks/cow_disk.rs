@@ -10,7 +10,7 @@ use draconis_device::{
     Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
 };
 use draconis_types::Block;
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::FsBlock;
 use crate::blocks::data::SharedBytes;

@@ -4,10 +4,10 @@
 //! hold old bytes; only reads that fill a buffer completely may use it. With `keeps_pages`, pieces
 //! stay in the buffer they were read into, which saves a copy of data used once.
 
-use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+use draconis_types::lock::Mutex;
 use draconis_types::{ALIGN_BYTES, Block, PrivateBuffer, SharedSlice};
 
 use crate::units::saturating_usize;

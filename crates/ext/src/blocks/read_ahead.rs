@@ -9,7 +9,7 @@
 //! tables have a small fixed size. Files that share a slot evict each other, which costs only
 //! read-ahead.
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 
 use crate::blocks::data::CHUNK_BYTES;
 

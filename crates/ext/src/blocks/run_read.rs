@@ -6,11 +6,11 @@
 //! Law 1: a run holds no memory of a piece that was taken.
 //! Law 2: a run that fails fails all its pieces, and their readers read them alone.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 use draconis_device::{DeferredAnswer, Pending, ReadAnswer};
 use draconis_types::Block;
+use draconis_types::lock::Mutex;
 
 use super::pool::Pool;
 use crate::units::saturating_usize;

@@ -13,7 +13,7 @@ use std::hash::BuildHasherDefault;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use draconis_types::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;

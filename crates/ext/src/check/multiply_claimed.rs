@@ -1,6 +1,6 @@
 //! Pass 1B: blocks that several files claim, and those files.
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::AtomicU64;

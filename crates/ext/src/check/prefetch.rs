@@ -8,7 +8,7 @@
 //! Law: nothing is decided here. A needless prefetch costs a read; a missing one is read on demand.
 //! The store limits the reads in flight.
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use std::collections::HashMap;
 
 use zerocopy::{FromBytes, IntoBytes};

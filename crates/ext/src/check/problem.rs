@@ -1,6 +1,6 @@
 //! Problems found by a check, and a bounded log of them.
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use std::fmt;
 
 use crate::{FsBlock, GroupNumber, InodeNumber};

@@ -14,7 +14,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
+use draconis_types::lock::{Mutex, MutexGuard};
 
 /// Limit of yields to other threads before a commit.
 const MAX_YIELDS: usize = 100;

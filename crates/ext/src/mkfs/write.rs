@@ -8,11 +8,11 @@
 //!
 //! Law: memory is bounded whatever the tree holds: the number of requests in flight is limited.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_device::{Ticket, Write};
+use draconis_types::lock::Mutex;
 use draconis_types::{Block, PrivateBuffer};
 use zerocopy::IntoBytes;
 

@@ -6,7 +6,6 @@
 //! Law: every reply with a node is one `add_user`, and every forget is so many `remove_users`. The
 //! root is not counted, nor are `.` and `..`.
 
-use parking_lot::Mutex;
 use std::ffi::CStr;
 use std::io;
 use std::sync::OnceLock;
@@ -18,6 +17,7 @@ use draconis_exchange::contract::directory::{
 use draconis_exchange::contract::file::{FileServer, Seek};
 use draconis_exchange::contract::tree::Tree;
 use draconis_types::Block;
+use draconis_types::lock::Mutex;
 use draconis_types::{AttributeName, Attributes, FileType, Name, Node, Refusal, Time};
 use fuse_backend_rs::abi::fuse_abi::{stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{

@@ -12,12 +12,12 @@
 //! keeper sends those of a worker, since it outlives it: see
 //! [`notices`](draconis_exchange::notices).
 
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use draconis_exchange::contract::request_log::DeferredRequest;
 use draconis_types::Node;
+use draconis_types::lock::Mutex;
 
 use super::reply::Reply;
 

@@ -23,9 +23,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use draconis_types::PrivateBuffer;
+use draconis_types::lock::Mutex;
 use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use rustix::fs::{MemfdFlags, SeekFrom};
 use rustix::io::Errno;

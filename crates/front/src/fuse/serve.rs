@@ -17,7 +17,6 @@ mod change;
 mod queues;
 mod replay;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,6 +31,7 @@ use draconis_exchange::notices::NoticeSender;
 use draconis_types::Block;
 use draconis_types::Refusal;
 use draconis_types::injected_fault::{DelayPoint, InjectedFault};
+use draconis_types::lock::{Mutex, MutexGuard};
 use fuse_backend_rs::api::server;
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::event::{PollFd, PollFlags, poll};

@@ -13,7 +13,7 @@
 //! Law 2: a batch waits for no more requests than there were when the last one was answered. It
 //! waits no longer than half the duration of the last flush.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use draconis_types::lock::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::decoder::Header;

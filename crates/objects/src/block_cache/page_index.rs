@@ -10,7 +10,7 @@
 use std::array::from_fn;
 use std::sync::Arc;
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use draconis_types::lock::{RwLock, RwLockReadGuard};
 
 use crate::codec::to_usize_saturating;
 

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use draconis_device::Disk;
-use parking_lot::RwLock;
+use draconis_types::lock::RwLock;
 
 use super::replay::{LogReader, follow_tail};
 use super::{empty_core_over, load_state};

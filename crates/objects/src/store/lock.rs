@@ -7,7 +7,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use parking_lot::RwLockWriteGuard;
+use draconis_types::lock::RwLockWriteGuard;
 
 use super::Store;
 use crate::Result;

@@ -1,6 +1,6 @@
 //! Mounting: registers the mount, starts a worker, attaches the mount point.
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

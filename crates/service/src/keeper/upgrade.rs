@@ -7,7 +7,6 @@
 //! Law 1: before that, the other program is asked whether it understands the handover.
 //! Law 2: nothing is given up until it runs: if it cannot be started, this program continues.
 
-use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -19,6 +18,7 @@ use std::time::Duration;
 
 use draconis_exchange::contract::{Contract, disk};
 use draconis_exchange::descriptors;
+use draconis_types::lock::Mutex;
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,6 @@
 //! The manager's keepers: finds, starts, queries and watches them.
 
-use parking_lot::Mutex;
+use draconis_types::lock::Mutex;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -9,12 +9,12 @@
 //! Law 2: a part is cleared once the disk has accepted the change at which the other was begun.
 //! Law 3: an overflowing part is marked as incomplete.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
 
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::InodeNumber;
+use draconis_types::lock::{Mutex, MutexGuard};
 
 use super::{ORPHAN_PART_OFFSET, ORPHAN_TABLE_OFFSET};
 

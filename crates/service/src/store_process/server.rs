@@ -1,6 +1,5 @@
 //! The main loop of the store process: opens the store, and serves disks until none is left.
 
-use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,6 +12,7 @@ use draconis_exchange::channel::session::{Session, accept, accept_as_host};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
 use draconis_objects::{ObjectDisk, OpenOptions, SNAPSHOT_SEPARATOR, Store};
+use draconis_types::lock::{Condvar, Mutex};
 use rustix::net::RecvFlags;
 
 use super::{

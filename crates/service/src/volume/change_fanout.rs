@@ -3,11 +3,11 @@
 //! Law: they are notified before a reader of the volume sees the change. So a client that reads
 //! after a notification never gets older data than it has seen.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::{Arc, OnceLock};
 
 use draconis_exchange::channel::ChangeNotifier;
 use draconis_ext::{ChangeRecord, ChangeRecorder, InodeNumber};
+use draconis_types::lock::{Mutex, MutexGuard};
 
 /// Passes each change on to the clients and the oplog.
 #[derive(Default)]

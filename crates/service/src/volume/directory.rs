@@ -1,6 +1,5 @@
 //! The directory contract, served by a volume: maps messages to the library's operations.
 
-use parking_lot::Mutex;
 use std::collections::HashSet;
 
 use draconis_exchange::contract::directory::{
@@ -12,6 +11,7 @@ use draconis_exchange::contract::directory::{
 use draconis_ext::{Cookie, InodeNumber, NewNode, RenameMode, Volume, Whiteout, XattrSet};
 use draconis_types::Block;
 use draconis_types::injected_fault::{CRASHING_NAME, InjectedFault};
+use draconis_types::lock::Mutex;
 use draconis_types::{
     AccessTimes, Attributes, CacheValidity, FileType, Name, Node, Refusal, clear_suid_sgid,
 };

@@ -10,11 +10,11 @@
 //! is not yet durable.
 //! Law 2: the device runs ahead of the clock only for a waiter, and the clock then follows.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use draconis_types::Block;
+use draconis_types::lock::{Mutex, MutexGuard};
 
 use super::image::SparseImage;
 use super::undo::{UndoLog, UndoRecord};

@@ -4,11 +4,11 @@
 //! Law: nothing visible is overwritten in place. Files grow, are truncated to block boundaries, and
 //! are deleted. Other workloads overwrite; such data may be durable before its size is.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use draconis_ext::{Error, InodeNumber, RenameMode, Volume, XattrSet};
+use draconis_types::lock::Mutex;
 use draconis_types::{AttributeChange, FileType};
 
 use super::super::judge::PROBE_FILE_NAME;

@@ -1,9 +1,8 @@
 //! Files renamed over and over, within and between directories.
 
-use parking_lot::Mutex;
-
 use draconis_ext::{InodeNumber, RenameMode, Volume};
 use draconis_types::FileType;
+use draconis_types::lock::Mutex;
 
 use super::{RecordingDisk, Workload, cell_versions, create, encode_cells, find, read_file, write};
 use draconis_device::Random;

@@ -15,11 +15,11 @@
 //! Law 1: bytes that a file never held are an error, acknowledged or not.
 //! Law 2: an inode that is in each state after the mark has one of its names.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 
 use draconis_device::Random;
 use draconis_ext::{Error, InodeNumber, RenameMode, Reserve, Volume, XattrSet};
+use draconis_types::lock::Mutex;
 use draconis_types::{AttributeChange, FileType};
 
 use super::super::ConsistencyProtocol;

@@ -11,7 +11,7 @@ use std::io;
 use std::thread::Scope;
 
 use draconis_exchange::contract::tree::Tree;
-use parking_lot::{Condvar, Mutex};
+use draconis_types::lock::{Condvar, Mutex};
 
 use super::{LeaderFollowers, MAX_FUSE_THREADS, PollBudget};
 use crate::fuse::decoder::Header;

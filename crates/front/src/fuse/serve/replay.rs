@@ -11,7 +11,6 @@
 //! and fails in the replay makes the volume read-only.
 //! Law 3: an error that made the volume read-only does so again, after the replay.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
@@ -22,6 +21,7 @@ use draconis_exchange::contract::request_log::{LoggedRequest, RequestLog, Reques
 use draconis_exchange::contract::tree::Tree;
 use draconis_types::Node;
 use draconis_types::injected_fault::InjectedFault;
+use draconis_types::lock::Mutex;
 use rustix::io::Errno;
 
 use super::change::ChangeReply;
