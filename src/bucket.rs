@@ -34,7 +34,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{report, text};
 
-/// What is said of buckets on the command line.
+// Options of buckets. Not a doc comment: `augment_args` would make it the description of every
+// command that takes them.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct BucketArgs {
     /// Minimum interval between commits, in milliseconds; commits in between are merged.

@@ -222,6 +222,8 @@ pub fn suggest_command(name: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::archive_args::ArchiveArgs;
+    use crate::image;
 
     #[test]
     fn clap_definition_is_valid() {
@@ -269,6 +271,43 @@ mod tests {
             let error = parse(line).unwrap_err();
             assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument, "{error}");
         }
+    }
+
+    /// `augment_args` gives a command the documentation of the options' struct as its description.
+    #[test]
+    fn every_command_has_a_description_of_its_own() {
+        fn describe(command: &clap::Command) -> (String, String) {
+            let text = |text: Option<&clap::builder::StyledStr>| text.map(ToString::to_string);
+            let short = text(command.get_about()).unwrap_or_default();
+            (short.clone(), text(command.get_long_about()).unwrap_or(short))
+        }
+        fn describe_options<T: clap::Args>() -> String {
+            describe(&T::augment_args(clap::Command::new("options"))).0
+        }
+        let list = |command| {
+            let found = std::cell::RefCell::new(vec![]);
+            map_commands("", command, &|name, command| {
+                found.borrow_mut().push((name.to_owned(), describe(&command)));
+                command
+            });
+            found.into_inner()
+        };
+        let commands = list(command());
+        assert_eq!(commands, list(Cli::command()));
+        let mut seen = std::collections::BTreeMap::from([
+            (describe_options::<bucket::BucketArgs>(), "BucketArgs"),
+            (describe_options::<image::VolumeArgs>(), "VolumeArgs"),
+            (describe_options::<image::ReadArgs>(), "ReadArgs"),
+            (describe_options::<image::WriteArgs>(), "WriteArgs"),
+            (describe_options::<image::SuperblockArgs>(), "SuperblockArgs"),
+            (describe_options::<ArchiveArgs>(), "ArchiveArgs"),
+        ]);
+        for (name, (short, long)) in &commands {
+            assert!(!short.is_empty() && long.starts_with(short.as_str()), "{name}: {long}");
+            let other = seen.insert(short.clone(), name);
+            assert_eq!(other, None, "{name}: {short}");
+        }
+        assert!(commands.len() > 60, "{}", commands.len());
     }
 
     #[test]
