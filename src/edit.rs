@@ -18,6 +18,7 @@ pub use draconis_access::messages::with_context;
 use draconis_access::volume::{current_time, open_writable};
 use draconis_device::Disk;
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume};
+use draconis_types::path_bytes::ShowPath;
 use draconis_types::{AttributeChange, FileType, Time};
 
 use crate::image::{self, BackingFiles, UnreadImage, WriteArgs, resolve_target};
@@ -116,7 +117,7 @@ pub fn edit_disk<T>(
     place: &WriteArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let shown = image.display();
+    let shown = image.shown();
     let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now_or_source_date()).transpose()?;
     let clock = Arc::new(move || time.unwrap_or_else(current_time));
     let (volume, _held) = open_writable(image, disk, &behind, &place.options(), clock)?;
@@ -187,7 +188,7 @@ impl TargetName {
         let shown = || {
             format!(
                 "{}:{}",
-                target.image.display(),
+                target.image.shown(),
                 escape_control_chars(trim_trailing_slashes(above))
             )
         };

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use draconis_access::destination::ReadSources;
 use draconis_access::walk::FileChunk;
+use draconis_types::path_bytes::ShowPath;
 use draconis_types::{Attributes, FileType, Time};
 use rustix::fs::{
     AtFlags, FileType as HostFileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,
@@ -72,13 +73,13 @@ pub fn split_destination(dest: &Path, own: &[u8]) -> anyhow::Result<(PathBuf, Ve
     if dest.is_dir() {
         return Ok((dest.to_path_buf(), own.to_vec()));
     }
-    let name = dest.file_name().with_context(|| format!("{}: not a name", dest.display()))?;
+    let name = dest.file_name().with_context(|| format!("{}: not a name", dest.shown()))?;
     let parent = match dest.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
         _ => Path::new(".").to_path_buf(),
     };
     if !parent.is_dir() {
-        bail!("{}: no such directory", parent.display());
+        bail!("{}: no such directory", parent.shown());
     }
     Ok((parent, name.as_bytes().to_vec()))
 }
@@ -160,7 +161,7 @@ impl ExtractionDest {
     /// Opens `parent`, before the process is confined.
     pub fn open(parent: PathBuf, name: Vec<u8>, sources: ReadSources) -> anyhow::Result<Self> {
         let root = rustix::fs::open(&parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .with_context(|| parent.display().to_string())?;
+            .with_context(|| parent.shown().to_string())?;
         sources.refuse_source_as_destination(&parent.join(OsStr::from_bytes(&name)))?;
         let is_root = rustix::process::geteuid().is_root();
         rustix::process::umask(Mode::empty());
@@ -296,7 +297,7 @@ impl<'a> TreeExtraction<'a> {
     fn display_path(&self, item: ExtractionItem<'_>) -> String {
         let path = self.host_path(item);
         let path = escape_control_chars(path.strip_suffix(b"/").unwrap_or(&path));
-        self.parent.join(path).display().to_string()
+        self.parent.join(path).shown().to_string()
     }
 
     fn host_path(&self, item: ExtractionItem<'_>) -> Vec<u8> {

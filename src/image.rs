@@ -25,6 +25,7 @@ use draconis_ext::{Follow, InodeNumber, SuperblockPlace, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Confinement, SandboxProfile};
 use draconis_service::volume::{self, LocatedVolume, VolumeTree};
+use draconis_types::path_bytes::ShowPath;
 use rustix::io::Errno;
 
 use crate::bucket;
@@ -233,7 +234,7 @@ pub fn locate_volume_to_read(
     let volume = VolumeArgs { deleted, ..place.volume.clone() };
     let part = locate_volume(of_deleted.as_deref().unwrap_or(image), &volume, beneath)?;
     for note in part.deleted.iter().flat_map(volume::describe_deleted) {
-        report::warn_line(format_args!("draconis: {}: {note}", image.display()));
+        report::warn_line(format_args!("draconis: {}: {note}", image.shown()));
     }
     Ok(part)
 }
@@ -277,7 +278,7 @@ fn locate_opened_volume(
     beneath: Option<BorrowedFd<'_>>,
     prepare: impl FnOnce(UnreadFile) -> UnreadFile,
 ) -> anyhow::Result<LocatedVolume> {
-    let shown = image.display();
+    let shown = image.shown();
     refuse_output(image, &place.backing)?;
     let profile = match beneath {
         Some(beneath) => SandboxProfile::Extractor { beneath },
@@ -307,7 +308,7 @@ pub struct UnreadFile {
 impl UnreadFile {
     /// Opens `image`, shared with other readers.
     pub fn open(image: &Path) -> anyhow::Result<Self> {
-        let shown = image.display();
+        let shown = image.shown();
         let file = File::open(image).map_err(|error| open_error(image, error))?;
         check_file_type(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
         match lock_file(&file, LockMode::Shared) {
@@ -339,7 +340,7 @@ impl UnreadFile {
     pub fn start_direct(self, image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
         let options = FileOptions { write: false, direct: true, uring: false };
         let opened = OpenedFile::new(self.file.into(), options);
-        Ok(Arc::new(opened.with_context(|| image.display().to_string())?.start()))
+        Ok(Arc::new(opened.with_context(|| image.shown().to_string())?.start()))
     }
 
     /// Returns the disk of the file; decompresses the file unless it can be read in place.
@@ -348,7 +349,7 @@ impl UnreadFile {
             Ok(Arc::new(open_file(file, image, false)?.start()))
         };
         let whole = start(self.file)?;
-        let shown = || image.display().to_string();
+        let shown = || image.shown().to_string();
         match self.packed {
             Some(packed) if !is_seekable(whole.clone()).with_context(shown)? => {
                 let mut progress = ByteProgress::unbounded(ProgressMode::Auto);

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use draconis_access::destination::ReadSources;
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
@@ -128,7 +129,7 @@ impl OutputFile {
     /// # Errors
     /// `dest` is a source, in use, or not writable.
     pub fn begin(sources: &ReadSources, dest: &Path) -> anyhow::Result<(File, Self)> {
-        let shown = || dest.display().to_string();
+        let shown = || dest.shown().to_string();
         // The file behind a link is replaced, not the link.
         let real = dest.canonicalize().unwrap_or_else(|_| dest.to_path_buf());
         let parent = match real.parent() {

@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use draconis_types::path_bytes::{ShowPath, escape_non_utf8};
+
 pub use draconis_access::listing::join_path;
 
 /// Schemes of bucket URLs.
@@ -59,7 +61,7 @@ impl From<OsString> for ImagePath {
 
 impl std::fmt::Display for ImagePath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.image.display(), String::from_utf8_lossy(&self.path))
+        write!(f, "{}:{}", self.image.shown(), escape_non_utf8(&self.path))
     }
 }
 

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use draconis_ext::Error;
 use draconis_ext::check::{CheckOptions, Problem, Report, Severity, check};
+use draconis_types::path_bytes::ShowPath;
 use serde::Serialize;
 
 use crate::exit_status;
@@ -77,7 +78,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 /// Checks the volume and prints the report; returns true if the volume is clean.
 fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
     let disk = image::open_disk_for_check(&arguments.image, &arguments.place)?;
-    let name = arguments.image.display();
+    let name = arguments.image.shown();
     let bar = CheckProgress::new(arguments.progress);
     let progress = |done, total| bar.show(done, total);
     let report = check(&disk, CheckOptions::default(), &progress).map_err(|error| match error {

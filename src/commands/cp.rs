@@ -11,6 +11,7 @@ use clap::Args;
 use draconis_ext::{Follow, InodeNumber, OpenOptions, Volume};
 use draconis_service::volume::{locate_volume, open_for_reading};
 use draconis_types::FileType;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::bucket;
 use crate::edit::{self, NewFileOwner};
@@ -78,7 +79,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     image::confine_to_open_files()?;
     let (other, behind) = match other {
         Some(other) => {
-            let shown = from.display();
+            let shown = from.shown();
             let part = locate_volume(
                 other.into_disk()?,
                 &behind.start_disks(),
@@ -133,7 +134,7 @@ fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
     let identity = |path: &Path| -> anyhow::Result<(u64, u64, u64)> {
         let object = StoreDiskName::parse(path);
         let path = object.as_ref().map_or(path, |object| &object.store);
-        let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
+        let found = std::fs::metadata(path).with_context(|| path.shown().to_string())?;
         let device = found.rdev();
         // Two nodes of one device count as the same file.
         Ok(if device != 0 { (device, 0, 0) } else { (0, found.dev(), found.ino()) })

@@ -31,6 +31,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use draconis_nbd::{Connection, ConnectionError, Export};
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::ShowPath;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -207,7 +208,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let sources = sources.start()?;
     let mut exports = vec![];
     for (Source { image, disk, clones, .. }, name) in sources.iter().zip(names) {
-        let (about, disk) = (image.display().to_string(), disk.clone());
+        let (about, disk) = (image.shown().to_string(), disk.clone());
         let export = match clones {
             Some(clones) => {
                 // A connection gets the name of its own clone.
@@ -217,7 +218,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             None => Export::new(name, about, disk),
         };
         if export.is_read_only() && !arguments.read_only {
-            report::print_notes(&[format!("read-only: {} can only be read", image.display())]);
+            report::print_notes(&[format!("read-only: {} can only be read", image.shown())]);
         }
         exports.push(export);
     }
@@ -571,7 +572,7 @@ fn close(server: Server, sources: Vec<Source>) -> anyhow::Result<()> {
     for (export, Source { image, session, .. }) in exports.iter().zip(&sources) {
         let closed = export.flush();
         let closed = closed.and_then(|()| session.as_ref().map_or(Ok(()), |it| it.close_session()));
-        closed.with_context(|| image.display().to_string())?;
+        closed.with_context(|| image.shown().to_string())?;
     }
     let is_idle = connections.lock().open.is_empty();
     drop(exports);
@@ -579,7 +580,7 @@ fn close(server: Server, sources: Vec<Source>) -> anyhow::Result<()> {
         // A snapshot that is open cannot be removed.
         drop(disk);
         if let Some(clones) = clones.filter(|_| is_idle) {
-            clones.close().with_context(|| image.display().to_string())?;
+            clones.close().with_context(|| image.shown().to_string())?;
         }
     }
     Ok(())

@@ -19,6 +19,7 @@ use draconis_container::create::NewFormat;
 use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::mkfs::{self, FormatOptions, FreeSpace, InodeCount, Tree, VolumePlan};
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::archive_args::ArchiveArgs;
 use crate::edit::OwnerArg;
@@ -204,7 +205,7 @@ impl ImageFormat {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let image = &arguments.image;
-    let shown = image.display();
+    let shown = image.shown();
     let (mut options, root_owner) = format_options(arguments)?;
     // If it fills the volume, the process stays unconfined, because it must open the sources.
     let mut sources = populate::sources_to_protect(&arguments.from);
@@ -516,7 +517,7 @@ fn plan_volume<'a>(
     opened: &FormatDestination,
     tree: &'a mut Tree,
 ) -> anyhow::Result<VolumePlan<'a>> {
-    let shown = arguments.image.display();
+    let shown = arguments.image.shown();
     let there = opened.len_bytes()?;
     let is_given = opened.has_fixed_size()?;
     let given = match &arguments.size {

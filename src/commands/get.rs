@@ -10,6 +10,7 @@ use draconis_access::walk::{TreeListing, chunk_queue, read_ahead};
 use draconis_ext::{Follow, Volume};
 use draconis_service::sandbox::open_beneath;
 use draconis_types::FileType;
+use draconis_types::path_bytes::ShowPath;
 use rustix::io::Errno;
 
 use crate::extract::{
@@ -46,7 +47,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (parent, name) = split_destination(&arguments.dest, arguments.target.file_name())?;
     // A confined process cannot see loop devices.
     let sources = image::sources_to_protect(&arguments.target.image, &arguments.place.volume);
-    let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
+    let beneath = open_beneath(&parent).with_context(|| parent.shown().to_string())?;
     let dest = ExtractionDest::open(parent, name, sources)?;
     let tree = image::open(&arguments.target.image, &arguments.place, Some(beneath.as_fd()))?;
     let volume = tree.volume();

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use draconis_types::path_bytes::ShowPath;
 
 /// Run benchmarks and crash tests.
 ///
@@ -36,5 +37,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
              installs it"
         );
     }
-    Err(error).with_context(|| program.display().to_string())
+    Err(error).with_context(|| program.shown().to_string())
 }

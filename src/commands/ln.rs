@@ -8,6 +8,7 @@ use anyhow::ensure;
 use clap::Args;
 use draconis_ext::{Follow, InodeNumber, NewNode, Volume};
 use draconis_types::FileType;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
 use crate::image::{Force, VolumeArgs, WriteArgs, parse_force, resolve_target};
@@ -48,7 +49,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ensure!(
         *symbolic || existing.image == link.image,
         "{}: a hard link stays in its image; ln -s makes a symbolic one",
-        target.display()
+        target.shown()
     );
     let own = match symbolic {
         true => target.as_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default(),

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use draconis_ext::{Follow, InodeNumber, Volume};
+use draconis_types::path_bytes::{ShowPath, escape_non_utf8, hex_if_not_utf8};
 use draconis_types::{Attributes, FileType};
 use serde::Serialize;
 
@@ -159,7 +160,7 @@ impl LsListing<'_> {
 
     /// Returns a path for messages.
     fn display_path(&self, path: &[u8]) -> String {
-        let image = self.arguments.targets.first().map(|target| target.image.display().to_string());
+        let image = self.arguments.targets.first().map(|target| target.image.shown().to_string());
         format!("{}:{}", image.unwrap_or_default(), escape_control_chars(path))
     }
 
@@ -285,22 +286,6 @@ impl InodeJson {
             modified: (found.modified.seconds, found.modified.nanoseconds),
         })
     }
-}
-
-/// Converts bytes to text; each byte that is not UTF-8 becomes `\xNN`.
-fn escape_non_utf8(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for chunk in bytes.utf8_chunks() {
-        text += chunk.valid();
-        text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
-    }
-    text
-}
-
-/// Returns the bytes in hexadecimal if they are not UTF-8.
-fn hex_if_not_utf8(bytes: &[u8]) -> Option<String> {
-    let lost = std::str::from_utf8(bytes).is_err();
-    lost.then(|| bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Formats the columns of `ls -ln` before the name.

@@ -12,6 +12,7 @@ use draconis_service::client::{RuntimeDir, request_if_running, request_or_start,
 use draconis_service::mount_table;
 use draconis_service::options::MountOptions;
 use draconis_service::protocol::{Reply, Request};
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::{Mode, OFlags};
 
 use super::format;
@@ -129,7 +130,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let name = image::parse_store_disk(image)?;
     if name.as_ref().is_some_and(StoreDiskName::is_snapshot) && !options.read_only {
         options.read_only = true;
-        report::print_notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
+        report::print_notes(&[format!("read-only: {} is a snapshot", arguments.image.shown())]);
     }
     let file = name.as_ref().map_or(image, |name| &name.store);
     let disk = name.as_ref().map(|name| name.name.clone());
@@ -145,7 +146,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => (absolute_path(file)?, None),
     };
     if let (None, Some((name, _))) = (&means, options.bucket.first()) {
-        bail!("mount option 'bucket_{name}': {} is in no bucket", arguments.image.display());
+        bail!("mount option 'bucket_{name}': {} is in no bucket", arguments.image.shown());
     }
     if name.is_none() && means.is_none() {
         options.parts = image::extent_files(file);
@@ -156,7 +157,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.fake {
         let found = mount_point.metadata().map_err(|error| path_error(&mount_point, &error))?;
         if !found.is_dir() {
-            bail!("{} is not a directory", mount_point.display());
+            bail!("{} is not a directory", mount_point.shown());
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -195,7 +196,7 @@ fn send_remount(dir: &Path, options: &MountOptions, fake: bool) -> anyhow::Resul
     if fake {
         return Ok(ExitCode::SUCCESS);
     }
-    let name = mount_point.display().to_string();
+    let name = mount_point.shown().to_string();
     let read_only = options.read_only;
     match request_if_running(&RuntimeDir::open()?, &Request::Remount { mount_point, read_only })? {
         None | Some(Reply::NotMounted) => bail!("{name}: no volume of this user is mounted there"),
@@ -272,7 +273,7 @@ pub fn resolve_mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn path_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
-    anyhow!("{}: {error}", path.display())
+    anyhow!("{}: {error}", path.shown())
 }
 
 fn resolve_links(dir: &Path) -> std::io::Result<PathBuf> {

@@ -10,6 +10,7 @@ use draconis_access::destination::ReadSources;
 use draconis_access::populate::{self, FileScan};
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 use draconis_types::FileType;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
 use crate::image::{self, BackingFiles, WriteArgs};
@@ -65,8 +66,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(source) = sources.iter().find(|source| is_in_image(source)) {
         bail!(
             "{}: no such file; draconis get {0} {} copies it out of the image",
-            source.display(),
-            target.image.display()
+            source.shown(),
+            target.image.shown()
         );
     }
     let opened = (

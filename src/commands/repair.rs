@@ -20,6 +20,7 @@ use draconis_ext::check::{CheckOptions, Problem};
 use draconis_ext::repair::{Fix, OfflineError, Repair, RepairOptions, plan, revert};
 use draconis_service::sandbox::{self, SandboxProfile};
 use draconis_service::volume::locate_for_writing;
+use draconis_types::path_bytes::ShowPath;
 use serde::Serialize;
 
 use crate::edit;
@@ -139,14 +140,14 @@ fn create_file(path: &Path) -> anyhow::Result<(File, NewFile)> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => options.open(path),
         created => created,
     };
-    let file = file.with_context(|| path.display().to_string())?;
+    let file = file.with_context(|| path.shown().to_string())?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() > 0 {
-        bail!("{}: the file must be a new one", path.display());
+        bail!("{}: the file must be a new one", path.shown());
     }
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     let dir = File::open(parent.unwrap_or(Path::new(".")))?;
-    let name = path.file_name().with_context(|| format!("{}: not a name", path.display()))?;
+    let name = path.file_name().with_context(|| format!("{}: not a name", path.shown()))?;
     let new = NewFile::with_name(Arc::new(dir.try_clone()?.into()), name.as_bytes());
     // The name is durable before the first write of the repair.
     dir.sync_all()?;
@@ -175,7 +176,7 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let saved = arguments
         .revert
         .as_deref()
-        .map(|path| File::open(path).with_context(|| path.display().to_string()));
+        .map(|path| File::open(path).with_context(|| path.shown().to_string()));
     let saved = saved.transpose()?;
     let opened = image::open_writable(image)?;
     let behind = BackingFiles::open(image, &arguments.place.backing)?;
@@ -184,11 +185,11 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let dirs: Vec<_> = undo.iter().chain(&scratch).map(|(_, new)| new.dir().as_fd()).collect();
     sandbox::confine(&SandboxProfile::Remover { beneath: &dirs }, None)?;
     let part = locate_for_writing(opened.into_disk()?, &behind.start_disks(), &place.options());
-    let disk = part.with_context(|| image.display().to_string())?.disk;
+    let disk = part.with_context(|| image.shown().to_string())?.disk;
     if let Some(mut saved) = saved {
         let blocks =
-            revert(&*disk, &mut saved, is_forced).with_context(|| image.display().to_string())?;
-        report::print_line(format_args!("{}: {blocks} blocks restored", image.display()))?;
+            revert(&*disk, &mut saved, is_forced).with_context(|| image.shown().to_string())?;
+        report::print_line(format_args!("{}: {blocks} blocks restored", image.shown()))?;
         return Ok(Outcome::Clean);
     }
     let _ = draconis_ext::finish_interrupted_change(&*disk);
@@ -226,7 +227,7 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
             OfflineError::NoLogSpace => "; --scratch FILE takes the log instead",
             _ => "",
         };
-        anyhow::anyhow!("{}: {error}{step}", image.display())
+        anyhow::anyhow!("{}: {error}{step}", image.shown())
     })?;
     if arguments.yes || arguments.preen {
         print(arguments, &repair, true)?;
@@ -259,7 +260,7 @@ fn plan_repair(
         OfflineError::Volume(error) => {
             image::open_volume_error(&arguments.image, &**disk, error.into())
         }
-        error => anyhow::Error::from(error).context(arguments.image.display().to_string()),
+        error => anyhow::Error::from(error).context(arguments.image.shown().to_string()),
     })
 }
 
@@ -288,7 +289,7 @@ fn print(arguments: &Arguments, repair: &Repair, written: bool) -> anyhow::Resul
     for problem in &repair.unfixed {
         writeln!(out, "{problem}\n    NO FIX")?;
     }
-    let name = arguments.image.display();
+    let name = arguments.image.shown();
     let (fixes, left) = (repair.fixes.len(), repair.unfixed.len());
     match (written, left) {
         (true, _) => writeln!(out, "{name}: repaired, {fixes} changes")?,

@@ -26,6 +26,7 @@ use draconis_ext::OpenOptions;
 use draconis_ext::rescue::{Loss, Rescue};
 use draconis_service::sandbox::{self, SandboxProfile, open_beneath};
 use draconis_service::volume;
+use draconis_types::path_bytes::ShowPath;
 use draconis_types::{Attributes, FileType};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -108,15 +109,15 @@ const LIST_NAME: &str = "draconis-rescue.jsonl";
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { image, dest, .. } = arguments;
     if !dest.exists() {
-        std::fs::create_dir(dest).with_context(|| dest.display().to_string())?;
+        std::fs::create_dir(dest).with_context(|| dest.shown().to_string())?;
     }
-    ensure!(dest.is_dir(), "{}: not a directory", dest.display());
+    ensure!(dest.is_dir(), "{}: not a directory", dest.shown());
     let sources = image::sources_to_protect(image, &arguments.place);
     let list_path = arguments.list.clone().unwrap_or_else(|| dest.join(LIST_NAME));
     let list_file = list::open(&sources, &list_path)?;
     let map = arguments.map.as_deref();
     let map = map.map(|path| SectorMapFile::open(&sources, path, image)).transpose()?;
-    let beneath = open_beneath(dest).with_context(|| dest.display().to_string())?;
+    let beneath = open_beneath(dest).with_context(|| dest.shown().to_string())?;
     let dest = ExtractionDest::open(dest.clone(), vec![], sources)?;
     let (disk, map) = open_disk(arguments, beneath.as_fd(), map)?;
     let bar = CheckProgress::new(arguments.progress);
@@ -189,7 +190,7 @@ fn open_disk(
         None => Arc::new(MappedDisk::new(whole, SectorMap::default(), MapOf::Disk)),
     };
     let part = volume::locate_volume(whole, &behind.start_disks(), &place.options());
-    let part = part.with_context(|| image.display().to_string())?;
+    let part = part.with_context(|| image.shown().to_string())?;
     Ok((part.disk, map))
 }
 
@@ -298,7 +299,7 @@ fn print(arguments: &Arguments, summary: &Summary) -> anyhow::Result<()> {
     }
     let files =
         pluralize(summary.found as u64, "file, link or directory", "files, links and directories");
-    report::print_line(format_args!("{}: {files}", arguments.image.display()))?;
+    report::print_line(format_args!("{}: {files}", arguments.image.shown()))?;
     let lines = [
         (summary.there_already as u64, "were there already".to_owned()),
         (summary.unnamed, "have no name: they are in lost+found".to_owned()),

@@ -9,6 +9,7 @@ use clap::Args;
 use draconis_service::sandbox_test::{
     AttemptOutcome, AttemptReport, AttemptTargets, run_attempt, test_sandbox,
 };
+use draconis_types::path_bytes::ShowPath;
 
 use crate::report;
 use crate::text::format_bytes;
@@ -87,7 +88,7 @@ impl TemporaryDir {
             // Not by its mode at creation, which the umask restricts.
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777))
         };
-        create().with_context(|| path.display().to_string())?;
+        create().with_context(|| path.shown().to_string())?;
         Ok(Self(path))
     }
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 use draconis_service::volume::locate_for_writing;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::edit;
 use crate::image::{self, BackingFiles, WriteArgs};
@@ -26,7 +27,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let shown = arguments.image.display();
+    let shown = arguments.image.shown();
     let now = edit::now_or_source_date()?;
     let opened = image::open_writable(&arguments.image)?;
     let behind = BackingFiles::open(&arguments.image, &arguments.place.backing)?;

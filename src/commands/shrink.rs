@@ -7,6 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use draconis_access::resize::{ResizeOutcome, ResizeRequest, ResizeTarget, ShrinkJob};
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::ShowPath;
 
 use super::format;
 use crate::image::{self, BackingFiles, WriteArgs};
@@ -59,7 +60,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     drop(progress);
     print_new_size(image, &resized);
     let len = resized.len_bytes();
-    let (shown, size) = (image.display(), text::format_bytes(len));
+    let (shown, size) = (image.shown(), text::format_bytes(len));
     report::print_line(format_args!("{shown}: {size}, {len} bytes"))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -72,7 +73,7 @@ pub fn parse_length(size: &str) -> anyhow::Result<u64> {
 
 /// Prints the new size of a volume.
 pub fn print_new_size(image: &Path, resized: &ResizeOutcome) {
-    let (shown, new) = (image.display(), &resized.superblock);
+    let (shown, new) = (image.shown(), &resized.superblock);
     if resized.len_bytes() == resized.old_len_bytes {
         log::info!("{shown}: has {} already", text::format_bytes(resized.len_bytes()));
         return;

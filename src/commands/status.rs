@@ -10,6 +10,7 @@ use draconis_service::export_status::{ExportProcess, list_exports};
 use draconis_service::mount_table;
 use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
 use draconis_service::remote_disk::UNSENT_PREFIX;
+use draconis_types::path_bytes::ShowPath;
 
 use super::mount::resolve_mount_point;
 use crate::report;
@@ -72,7 +73,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             )?;
         }
         for lost in &status.lost {
-            let (volume, at) = (lost.volume.display(), lost.mount_point.display());
+            let (volume, at) = (lost.volume.shown(), lost.mount_point.shown());
             report::print_line(format_args!("{volume} was on {at}\n  lost      {}", lost.why))?;
         }
         for process in &status.exports {
@@ -102,7 +103,7 @@ fn mounts_without_keeper(
 }
 
 fn format_dead_mount(volume: &Path, mount_point: &Path, why: &str) -> String {
-    let (volume, at) = (volume.display(), mount_point.display());
+    let (volume, at) = (volume.shown(), mount_point.shown());
     format!("{volume} on {at}\n  dead      {why}; clear it with draconis umount\n")
 }
 
@@ -152,8 +153,8 @@ fn format_mount(mount: &MountStatus) -> String {
     let sandbox = &mount.sandbox;
     let mut text = format!(
         "{} on {}\n  worker    {} ({}{}), {} resident\n  sandbox   landlock {}, seccomp {}, {}\n",
-        mount.volume.display(),
-        mount.mount_point.display(),
+        mount.volume.shown(),
+        mount.mount_point.shown(),
         mount.worker_pid,
         mount.state,
         if mount.read_only { ", read-only" } else { "" },

@@ -39,6 +39,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use draconis_objects::{ObjectId, Store};
+use draconis_types::path_bytes::ShowPath;
 
 use crate::image::store_disk;
 
@@ -131,7 +132,7 @@ impl ObjectArg {
     fn check_writable(&self, device: &Path) -> anyhow::Result<()> {
         match self {
             Self::Name(name) if name.contains('@') => {
-                let shown = format!("{}#{name}", device.display());
+                let shown = format!("{}#{name}", device.shown());
                 bail!("{shown} is a snapshot; draconis store clone {shown} NEW makes a disk of it")
             }
             _ => Ok(()),
@@ -147,7 +148,7 @@ impl ObjectArg {
         let found = store
             .find_named_object(name.as_bytes())
             .map_err(|error| open::with_context(device, error))?;
-        let shown = device.display();
+        let shown = device.shown();
         found.with_context(|| {
             format!("{shown}: there is no disk {name}; draconis store ls {shown} lists them")
         })

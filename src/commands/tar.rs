@@ -12,6 +12,7 @@ use clap::Args;
 use draconis_access::populate::ImagePlatform;
 use draconis_access::tar::{self, SparseFormat, TarObserver, TarOptions};
 use draconis_ext::Follow;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::image::{self, ReadArgs, resolve_target};
 use crate::new_file::OutputFile;
@@ -60,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         return write_archive(arguments, None, io::stdout().lock()).map(|(code, _)| code);
     };
-    let shown = || path.display().to_string();
+    let shown = || path.shown().to_string();
     let Arguments { platform, config, tag, .. } = arguments;
     let about = oci::ImageMetadata::new(platform.clone(), config.as_deref(), tag.clone())?;
     let mut sources = image::sources_to_protect(&arguments.target.image, &arguments.place.volume);

@@ -7,6 +7,7 @@ use anyhow::bail;
 use clap::Args;
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_types::FileType;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::edit::with_context;
 use crate::image::{self, ListedName, ReadArgs, resolve_target};
@@ -110,7 +111,7 @@ fn list_level(
     path: &[u8],
     failed: &mut bool,
 ) -> std::vec::IntoIter<ListedName> {
-    let label = format!("{}:{}", arguments.target.image.display(), escape_control_chars(path));
+    let label = format!("{}:{}", arguments.target.image.shown(), escape_control_chars(path));
     match image::list_directory(volume, dir, &label) {
         Ok(listing) => {
             *failed |= listing.damaged;

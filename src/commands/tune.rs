@@ -22,6 +22,7 @@ use draconis_ext::format::quota::QuotaType;
 use draconis_ext::tune::{Reserved, TuneChanges, superblock};
 use draconis_service::volume::locate_for_writing;
 use draconis_types::Time;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::edit;
 use crate::image::{self, BackingFiles, WriteArgs};

@@ -9,6 +9,7 @@ use draconis_service::client::{RuntimeDir, request_if_running};
 use draconis_service::mount_table::{self, ServerState};
 use draconis_service::mounter::Mounter;
 use draconis_service::protocol::{Reply, Request};
+use draconis_types::path_bytes::ShowPath;
 
 use crate::fuse_mounter::FuseMounter;
 
@@ -36,7 +37,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Unmounts a mount of another user's manager, or one that has lost its keeper.
 fn unmount_without_manager(mount_point: &Path, force: bool) -> anyhow::Result<ExitCode> {
-    let name = mount_point.display();
+    let name = mount_point.shown();
     let Some(entry) = mount_table::find_mount_at(mount_point) else {
         bail!("{name}: nothing is mounted there")
     };

@@ -19,6 +19,7 @@ use draconis_ext::undelete::{
 };
 use draconis_service::sandbox::open_beneath;
 use draconis_service::volume::refuse_other_contents;
+use draconis_types::path_bytes::{ShowPath, hex_if_not_utf8};
 use draconis_types::{Attributes, FileType, Node, Time};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -119,7 +120,7 @@ fn scan(
     if let Some(damage) = &found.journal_damage {
         report::warn_line(format_args!(
             "draconis: {}: {damage}: older states in the journal are not certain",
-            arguments.image.display()
+            arguments.image.shown()
         ));
     }
     Ok(found)
@@ -172,10 +173,9 @@ fn file_json(file: &DeletedFile) -> FileJson {
     let time = |time: Time| (time.seconds, time.nanoseconds);
     let ranges = |all: &[Range<u64>]| all.iter().map(|it| (it.start, it.end)).collect();
     let attributes = &file.attributes;
-    let is_text = std::str::from_utf8(&file.path).is_ok();
     FileJson {
         path: escape_control_chars(&file.path),
-        path_hex: (!is_text).then(|| file.path.iter().map(|byte| format!("{byte:02x}")).collect()),
+        path_hex: hex_if_not_utf8(&file.path),
         path_known: file.is_path_known,
         inode: file.inode.0,
         kind: file_type_name(attributes.kind),
@@ -223,7 +223,7 @@ fn copy(arguments: &Arguments, pattern: &[u8], dest: &Path) -> anyhow::Result<Ex
     // A single file is written as DEST, everything else into the directory.
     let (parent, name) = split_destination(dest, b"")?;
     let sources = image::sources_to_protect(&arguments.image, &arguments.place);
-    let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
+    let beneath = open_beneath(&parent).with_context(|| parent.shown().to_string())?;
     let is_single = !name.is_empty() && !dest.as_os_str().as_bytes().ends_with(b"/");
     // A directory for several files is made, but not in the place of something else.
     let is_new_dir = !name.is_empty() && std::fs::symlink_metadata(dest).is_err();
@@ -294,7 +294,7 @@ impl<'a> RestorePlan<'a> {
             }
         }
         if selected.is_empty() {
-            bail!("{}: no deleted file matches", arguments.image.display());
+            bail!("{}: no deleted file matches", arguments.image.shown());
         }
         let (lost, selected): (Vec<_>, Vec<_>) =
             selected.into_iter().partition(|(file, _)| file.state == FileState::Overwritten);

@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_service::client::{RuntimeDir, request_if_running, retire_manager};
 use draconis_service::protocol::{Reply, Request};
+use draconis_types::path_bytes::ShowPath;
 use sha2::{Digest as _, Sha256};
 
 use crate::report;
@@ -45,7 +46,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         for mount in mounts.iter().filter(|mount| mount.why.is_none()) {
             report::print_line(format_args!(
                 "{} goes on with {}, program {build}",
-                mount.mount_point.display(),
+                mount.mount_point.shown(),
                 env!("CARGO_PKG_VERSION")
             ))?;
         }

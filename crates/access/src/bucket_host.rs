@@ -11,6 +11,7 @@ use draconis_service::client::RuntimeDir;
 use draconis_service::options::parse_size;
 use draconis_service::remote_disk;
 pub use draconis_service::remote_disk::parse_url;
+use draconis_types::path_bytes::ShowPath;
 
 /// Default size of a new journal.
 const DEFAULT_JOURNAL_BYTES: u64 = 256 << 20;
@@ -18,7 +19,7 @@ const DEFAULT_JOURNAL_BYTES: u64 = 256 << 20;
 /// Returns the canonical spelling of a bucket URL.
 pub fn normalize_url(address: &str) -> String {
     match address.strip_prefix("file://").map(|path| Path::new(path).canonicalize()) {
-        Some(Ok(path)) => format!("file://{}", path.display()),
+        Some(Ok(path)) => format!("file://{}", path.shown()),
         _ => address.trim_end_matches('/').to_owned(),
     }
 }

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use draconis_container::compression::{Compression, MAGIC_BYTES};
+use draconis_types::path_bytes::ShowPath;
 
 use crate::populate::{Blob, temporary_file};
 
@@ -32,7 +33,7 @@ pub struct CompressedImage {
 /// The image cannot be read, or the temporary file cannot be created.
 pub fn detect(file: &File, image: &Path) -> anyhow::Result<Option<CompressedImage>> {
     let mut head = [0; MAGIC_BYTES];
-    let len = file.read_at(&mut head, 0).with_context(|| image.display().to_string())?;
+    let len = file.read_at(&mut head, 0).with_context(|| image.shown().to_string())?;
     let Some(packing) = Compression::detect(head.get(..len).unwrap_or_default()) else {
         return Ok(None);
     };
@@ -51,9 +52,9 @@ impl CompressedImage {
     /// The image is damaged, exceeds the size limit, or the disk is full.
     pub fn unpack(self, image: &Path, progress: &mut dyn FnMut(u64)) -> anyhow::Result<File> {
         let program = self.packing.decompressor_name();
-        let what = || format!("{}: compressed with {program}", image.display());
+        let what = || format!("{}: compressed with {program}", image.shown());
         let stream = self.archive.decompress(None);
-        let mut stream = stream.with_context(|| image.display().to_string())?;
+        let mut stream = stream.with_context(|| image.shown().to_string())?;
         let mut piece = vec![0; READ_CHUNK_BYTES];
         let mut at = 0;
         let mut hole = false;

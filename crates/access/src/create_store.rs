@@ -10,6 +10,7 @@ use draconis_device::{Disk, Extent, Group, Write, write_unit_bytes};
 use draconis_objects::probe::{self, ProbeResults};
 use draconis_objects::{CreateOptions, Error, LayoutKind, Profile, Store};
 use draconis_types::Block;
+use draconis_types::path_bytes::ShowPath;
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, store_errno};
@@ -72,7 +73,7 @@ pub fn check_overwrite(
     option_name: &str,
 ) -> anyhow::Result<()> {
     let (held, len_bytes) = (image::detect_contents(file)?, host_file::len_bytes(file)?);
-    let place = &device.display();
+    let place = &device.shown();
     let usual = &[EXT_KIND, STORE_KIND];
     Ok(OverwriteCheck { place, len_bytes, contents: held, force, usual, option_name }.check()?)
 }
@@ -87,7 +88,7 @@ pub fn create_in_file(
     wanted: &StoreSpec,
     progress: CreateProgress<'_>,
 ) -> anyhow::Result<CreatedStore> {
-    let shown = device.display();
+    let shown = device.shown();
     let is_file = file.metadata()?.is_file();
     let len = wanted.len_bytes;
     let make_hole = || -> anyhow::Result<()> {
@@ -137,7 +138,7 @@ pub fn create_on_disk(
     disk: std::sync::Arc<dyn Disk>,
     profile: Profile,
 ) -> anyhow::Result<()> {
-    let shown = device.display();
+    let shown = device.shown();
     let id = u128::from_le_bytes(UuidGenerator::new(None).uuid());
     Store::create(disk, &CreateOptions { profile, id }).map_err(|error| {
         let text = match &error {

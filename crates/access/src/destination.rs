@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use draconis_device::{LockMode, try_lock_file};
 use draconis_service::remote_disk;
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
@@ -148,7 +149,7 @@ impl ReadSources {
     /// Adds a file, a device, a directory with its files, a store, a disk in a store, or a bucket
     /// in a directory. Ignores paths that do not exist.
     pub fn add(&mut self, path: &Path) {
-        let shown = path.display().to_string();
+        let shown = path.shown().to_string();
         let path = match remote_disk::parse_url(path).filter(|_| !path.exists()) {
             None => container_file(path),
             Some(address) => {
@@ -184,7 +185,7 @@ impl ReadSources {
     /// # Errors
     /// The file is a source, in use, or not writable.
     pub fn create(&self, dest: &Path) -> anyhow::Result<File> {
-        let shown = || dest.display().to_string();
+        let shown = || dest.shown().to_string();
         // A FIFO or socket is only opened for writing: opening it for reading may block.
         let is_file = std::fs::metadata(dest).map_or(true, |found| found.is_file());
         let mut options = File::options();
@@ -207,7 +208,7 @@ impl ReadSources {
     /// # Errors
     /// The file is a source, in use, no file, or not writable.
     pub fn open_or_create(&self, dest: &Path) -> anyhow::Result<File> {
-        let shown = || dest.display().to_string();
+        let shown = || dest.shown().to_string();
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
         let file = options.open(dest).with_context(shown)?;
@@ -225,7 +226,7 @@ impl ReadSources {
     /// As [`ReadSources::create`].
     pub fn write(&self, dest: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         use std::io::Write;
-        self.create(dest)?.write_all(bytes).with_context(|| dest.display().to_string())
+        self.create(dest)?.write_all(bytes).with_context(|| dest.shown().to_string())
     }
 
     /// Refuses a destination that is a source, symbolic links followed.
@@ -234,10 +235,7 @@ impl ReadSources {
     /// The destination is a source.
     pub fn refuse_source_as_destination(&self, dest: &Path) -> anyhow::Result<()> {
         let Ok(found) = std::fs::metadata(container_file(dest)) else { return Ok(()) };
-        self.refuse_same_identity(
-            FileIdentity::from_metadata(&found),
-            &dest.display().to_string(),
-        )?;
+        self.refuse_same_identity(FileIdentity::from_metadata(&found), &dest.shown().to_string())?;
         self.refuse_inside_source(dest)
     }
 
@@ -286,10 +284,7 @@ impl ReadSources {
         let Ok(real) = dest.canonicalize() else { return Ok(()) };
         let Some(above) = real.parent() else { return Ok(()) };
         let Ok(above) = std::fs::metadata(above) else { return Ok(()) };
-        self.refuse_parent_in_source(
-            FileIdentity::from_metadata(&above),
-            &dest.display().to_string(),
-        )
+        self.refuse_parent_in_source(FileIdentity::from_metadata(&above), &dest.shown().to_string())
     }
 
     fn refuse_parent_in_source(&self, above: FileIdentity, shown: &str) -> anyhow::Result<()> {
@@ -388,7 +383,7 @@ impl LoopAttachment {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let handle = rustix::fs::open(path.trim_end_matches('\n'), flags, Mode::empty()).ok()?;
         let file = FileIdentity::from_stat(&rustix::fs::fstat(&handle).ok()?);
-        let device = format!("/dev/{}", device.file_name()?.display());
+        let device = format!("/dev/{}", device.file_name()?.shown());
         Some(Self { file, device, _handle: handle })
     }
 

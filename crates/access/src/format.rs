@@ -22,6 +22,7 @@ use draconis_device::{
 use draconis_ext::format::superblock::RawSuperblock;
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, VolumePlan};
 use draconis_types::Block;
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::FallocateFlags;
 
 use crate::error::not_found_error;
@@ -67,7 +68,7 @@ impl PartitionTarget {
     /// # Errors
     /// There is no such part, or the disk is read-only.
     pub fn locate(image: &Path, whole: Arc<dyn Disk>, at: &VolumeLocation) -> anyhow::Result<Self> {
-        let shown = || image.display().to_string();
+        let shown = || image.shown().to_string();
         let chance = RandomState::new().build_hasher().finish();
         let opened = open_for_writing(whole, &[], chance).with_context(shown)?;
         if let (Some(format), None) = (opened.format, &opened.session) {
@@ -208,7 +209,7 @@ impl FormatDestination {
         option_name: &str,
     ) -> anyhow::Result<()> {
         let (held, len_bytes) = (self.detect_contents()?, self.len_bytes()?);
-        let whole = image.display();
+        let whole = image.shown();
         let place: &dyn Display = match self {
             Self::Part(part) => &part.shown,
             _ => &whole,
@@ -294,10 +295,10 @@ fn create_image_file(image: &Path) -> anyhow::Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(image);
     let file = match file {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let parent = image.parent().unwrap_or(Path::new("")).display();
+            let parent = image.parent().unwrap_or(Path::new("")).shown();
             return Err(not_found_error(format!("{parent}: no such directory; mkdir -p makes it")));
         }
-        file => file.with_context(|| image.display().to_string())?,
+        file => file.with_context(|| image.shown().to_string())?,
     };
     host_file::claim_exclusive(&file, image)?;
     Ok(file)
@@ -327,7 +328,7 @@ struct FormatJob<'a> {
 
 impl FormatJob<'_> {
     fn write_raw(&self, file: File) -> anyhow::Result<()> {
-        let shown = self.image.display();
+        let shown = self.image.shown();
         let is_file = file.metadata()?.is_file();
         let len = self.plan.layout().len_bytes();
         if let Some(format) = self.format {
@@ -352,7 +353,7 @@ impl FormatJob<'_> {
     /// Writes the volume in front of a VHD footer, which stays valid where holes can be punched.
     fn write_fixed_vhd(&self, footed: FixedVhd) -> anyhow::Result<()> {
         let FixedVhd { file, len_bytes, footer } = footed;
-        let shown = || self.image.display().to_string();
+        let shown = || self.image.shown().to_string();
         self.check_free_space(&file).with_context(shown)?;
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if rustix::fs::fallocate(&file, hole, 0, len_bytes).is_err() {
@@ -369,7 +370,7 @@ impl FormatJob<'_> {
 
     /// Writes the volume into a new disk image.
     fn write_disk_image(&self, file: File, format: NewFormat) -> anyhow::Result<()> {
-        let shown = self.image.display();
+        let shown = self.image.shown();
         let len = self.plan.layout().len_bytes();
         if len > format.max_disk_bytes() {
             bail!("{shown}: such an image has at most {}", format_bytes(format.max_disk_bytes()));
@@ -405,13 +406,13 @@ impl FormatJob<'_> {
     fn write_volume(&self, disk: &dyn Disk, zeroed: bool) -> anyhow::Result<()> {
         let target = FormatTarget { disk, zeroed, progress: self.progress };
         let made = mkfs::write(self.plan, self.contents, &target);
-        made.with_context(|| format!("{}: no volume was made", self.image.display()))
+        made.with_context(|| format!("{}: no volume was made", self.image.shown()))
     }
 
     /// Writes the volume to a disk in a store, which is created or cleared first.
     fn format_store_disk(&self, store: &OpenStoreDisk) -> anyhow::Result<()> {
         if self.format.is_some() {
-            bail!("{}: --image-format is for files", self.image.display());
+            bail!("{}: --image-format is for files", self.image.shown());
         }
         let len = self.plan.layout().len_bytes();
         let created = store.find()?.is_none();

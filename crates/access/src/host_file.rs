@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use draconis_device::{FileDisk, FileOptions, LockMode, OpenedFile, lock_file};
 use draconis_service::remote_disk;
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -29,7 +30,7 @@ pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
 
 /// Opens the image read-write, without a lock; `None` if it does not exist.
 pub(crate) fn open_unlocked(image: &Path) -> anyhow::Result<Option<File>> {
-    let shown = image.display();
+    let shown = image.shown();
     let kind = match std::fs::metadata(image) {
         Ok(found) => found.file_type(),
         Err(error)
@@ -57,7 +58,7 @@ pub(crate) fn check_no_loop_device(image: &Path, max_wait: Duration) -> anyhow::
     match remaining_loop_device(image, max_wait) {
         None => Ok(()),
         Some(device) => {
-            let shown = image.display();
+            let shown = image.shown();
             Err(busy_error(format!("{shown} is in use by {device}; detach it first")))
         }
     }
@@ -70,7 +71,7 @@ pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
 
 /// Refuses file types that cannot hold a volume.
 pub fn check_file_type(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
-    let shown = image.display();
+    let shown = image.shown();
     if kind.is_dir() {
         bail!("{shown} is a directory, and no image");
     }
@@ -89,7 +90,7 @@ pub fn claim_exclusive(file: &File, image: &Path) -> anyhow::Result<()> {
 }
 
 pub(crate) fn in_use_error(image: &Path) -> anyhow::Error {
-    busy_error(format!("{} is in use; unmount it first", image.display()))
+    busy_error(format!("{} is in use; unmount it first", image.shown()))
 }
 
 fn remaining_loop_device(image: &Path, max_wait: Duration) -> Option<String> {
@@ -115,7 +116,7 @@ fn loop_device(image: &Path) -> Option<String> {
     };
     let devices = std::fs::read_dir("/sys/block").ok()?.flatten();
     let mut using = devices.filter(|device| backs(&device.path()) == Some(true));
-    using.next().map(|device| format!("/dev/{}", device.file_name().display()))
+    using.next().map(|device| format!("/dev/{}", device.file_name().shown()))
 }
 
 /// Starts the disk of an open file; dynamic disk image formats may grow the file.
@@ -131,7 +132,7 @@ pub fn open_shared(image: &Path) -> anyhow::Result<File> {
         Err(error) => return Err(open_error(image, error)),
     };
     check_file_type(image, kind)?;
-    claim_shared(File::open(image).with_context(|| image.display().to_string())?, image)
+    claim_shared(File::open(image).with_context(|| image.shown().to_string())?, image)
 }
 
 pub(crate) fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
@@ -159,17 +160,17 @@ pub fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
         let text = format!(
             "{}: the deleted files of {} are only read: by ls, tree, stat, cat, get, tar, info and \
              mount",
-            path.display(),
-            image.display()
+            path.shown(),
+            image.shown()
         );
         return Error::new(Errno::ROFS, text).into();
     }
-    anyhow::Error::from(error).context(path.display().to_string())
+    anyhow::Error::from(error).context(path.shown().to_string())
 }
 
 /// Wraps an open image as a disk that is not started.
 pub fn open_file(file: File, image: &Path, write: bool) -> anyhow::Result<OpenedFile> {
     // Uses the page cache, as every one-shot tool does.
     let how = FileOptions { write, direct: false, uring: false };
-    OpenedFile::new(file.into(), how).with_context(|| image.display().to_string())
+    OpenedFile::new(file.into(), how).with_context(|| image.shown().to_string())
 }

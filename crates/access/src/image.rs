@@ -20,6 +20,7 @@ use draconis_ext::Error as OfVolume;
 use draconis_service::parts;
 use draconis_service::volume::OpenError;
 use draconis_types::Block;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::error::not_found_error;
 use crate::host_file::{
@@ -33,7 +34,7 @@ const MIN_IMAGE_BYTES: u64 = 2048;
 
 /// Returns the error for a volume that cannot be opened; names other contents if there are any.
 pub fn open_volume_error(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
-    let shown = image.display();
+    let shown = image.shown();
     if matches!(error, OpenError::NotAVolume(_)) {
         return anyhow!("{shown}: {error}");
     }
@@ -74,7 +75,7 @@ pub fn open_volume_error(image: &Path, disk: &dyn Disk, error: OpenError) -> any
 fn first_part_of_split_image(image: &Path) -> Option<String> {
     let name = image.file_name().and_then(OsStr::to_str)?;
     let first = draconis_container::split_image_position(name)?.first;
-    (first != name).then(|| image.with_file_name(first).display().to_string())
+    (first != name).then(|| image.with_file_name(first).shown().to_string())
 }
 
 /// The file that an image is in: its own, or that of its store.
@@ -212,7 +213,7 @@ pub fn open_writable(image: &Path) -> anyhow::Result<UnreadImage> {
     if let Some(name) = StoreDiskName::parse(image) {
         return name.open_exclusive().map(UnreadImage::InStore);
     }
-    let name = image.display();
+    let name = image.shown();
     let none = || not_found_error(format!("{name}: no such file; draconis format makes a volume"));
     open_file(open_exclusive(image)?.ok_or_else(none)?, image, true).map(UnreadImage::File)
 }

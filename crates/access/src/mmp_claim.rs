@@ -8,6 +8,7 @@ use std::time::Duration;
 use draconis_device::Disk;
 use draconis_ext::{MmpClaim, MmpClaimOptions};
 use draconis_types::Time;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::image::open_volume_error;
 
@@ -47,7 +48,7 @@ fn with_claim_options<T>(
     work: impl FnOnce(&MmpClaimOptions<'_>) -> T,
 ) -> T {
     let wait = |time: Duration| {
-        let shown = image.display();
+        let shown = image.shown();
         log::info!("{shown}: waits {} s for signs of other hosts (mmp)", time.as_secs());
         std::thread::sleep(time);
     };
@@ -84,7 +85,7 @@ pub fn recover_and_claim(
         settled.map_err(|error| open_volume_error(image, &**disk, error.into()))?;
     let held = MmpGuard { claim, now };
     if was_pending {
-        let shown = image.display();
+        let shown = image.shown();
         log::info!("{shown}: what its journal held, or an unfinished change, is in place now");
     }
     Ok(held)

@@ -21,6 +21,7 @@ use draconis_ext::grow::{self, GrowPlan, OfflineError};
 use draconis_ext::shrink;
 use draconis_service::volume::{LocatedVolume, locate_for_writing};
 use draconis_types::Time;
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -50,7 +51,7 @@ impl ResizeTarget {
         let none = || {
             not_found_error(format!(
                 "{}: no such file; draconis format makes a volume",
-                image.display()
+                image.shown()
             ))
         };
         Ok(Self::File(host_file::open_exclusive(image)?.ok_or_else(none)?))
@@ -67,7 +68,7 @@ impl ResizeTarget {
             Self::InStore(store) => return store.disk(),
         };
         let options = FileOptions { write: true, direct: false, uring: false };
-        let shown = || image.display().to_string();
+        let shown = || image.shown().to_string();
         let opened = OpenedFile::new(file.try_clone()?.into(), options).with_context(shown)?;
         confine()?;
         Ok(Arc::new(host_file::start_disk(opened).with_context(shown)?))
@@ -140,7 +141,7 @@ impl<'a> GrowJob<'a> {
         behind: BackingFiles,
     ) -> anyhow::Result<Self> {
         let ResizeRequest { image, place, now, .. } = wanted;
-        let shown = || image.display().to_string();
+        let shown = || image.shown().to_string();
         let behind = behind.start_disks();
         let part = || {
             let part =
@@ -198,7 +199,7 @@ fn extend_file(
     there_bytes: u64,
     growth: &GrowPlan,
 ) -> anyhow::Result<u64> {
-    let shown = wanted.image.display();
+    let shown = wanted.image.shown();
     let there = base.len_bytes()?;
     let start = wanted.place.offset_bytes.unwrap_or(0);
     let end = start.saturating_add(growth.len_bytes());
@@ -258,7 +259,7 @@ impl<'a> ShrinkJob<'a> {
         let is_device = base.is_device()?;
         let disk = base.open_disk(image, confine)?;
         let part = locate_for_writing(disk, &behind.start_disks(), &place.options());
-        let part = part.with_context(|| image.display().to_string())?;
+        let part = part.with_context(|| image.shown().to_string())?;
         let LocatedVolume { disk, start_bytes, partition, format, image: inside, .. } = part;
         let there = base.len_bytes()?;
         let end = place.offset_bytes.unwrap_or(0).saturating_add(disk.properties().len_bytes);
@@ -291,7 +292,7 @@ impl<'a> ShrinkJob<'a> {
         let resized = self.write_volume(progress)?;
         let is_shorter = resized.len_bytes() < old_len_bytes;
         if let Some((inside, start)) = &self.image {
-            let shown = || format!("{}: its file stays as long as it is", image.display());
+            let shown = || format!("{}: its file stays as long as it is", image.shown());
             let behind = resized.len_bytes()..old_len_bytes;
             let free = shrink::free_bytes(&*self.disk).with_context(shown)?;
             let at = |range: Range<u64>| start + range.start..start + range.end;
@@ -308,7 +309,7 @@ impl<'a> ShrinkJob<'a> {
         if is_shorter && self.truncates_file && self.base.len_bytes()? < behind {
             let len = start.saturating_add(resized.len_bytes());
             let cut = self.base.set_len(len);
-            cut.with_context(|| format!("{}: {}", image.display(), format_bytes(len)))?;
+            cut.with_context(|| format!("{}: {}", image.shown(), format_bytes(len)))?;
         }
         Ok(resized)
     }
@@ -377,10 +378,10 @@ fn with_context(
     store_disk: Option<&StoreDiskName>,
     error: OfflineError,
 ) -> anyhow::Error {
-    let shown = image.display();
+    let shown = image.shown();
     let step = match (&error, store_disk) {
         (OfflineError::ShortDisk { needed_bytes, .. }, Some(StoreDiskName { store, name })) => {
-            let (store, kib) = (store.display(), needed_bytes.div_ceil(1024));
+            let (store, kib) = (store.shown(), needed_bytes.div_ceil(1024));
             format!("draconis store disk {store} {name} {kib}K makes it long enough")
         }
         (OfflineError::ShortDisk { .. }, None) => {
@@ -389,7 +390,7 @@ fn with_context(
         (OfflineError::Volume(draconis_ext::Error::Io(why)), Some(StoreDiskName { store, .. }))
             if disk_errno(why) == Errno::NOSPC =>
         {
-            let store = store.display();
+            let store = store.shown();
             format!(
                 "delete something from the store or make it larger (draconis store grow {store} \
                  SIZE), then run it again before the volume is used"

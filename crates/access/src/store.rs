@@ -10,6 +10,7 @@ use draconis_objects::check::{CheckOptions, Report};
 use draconis_objects::kv::{Batch, Kv, Scan};
 use draconis_objects::{Group, LayoutKind, NewObject, ObjectId, StoreInfo, Ticket};
 use draconis_types::lock::{Mutex, RecursiveRwLock};
+use draconis_types::path_bytes::ShowPath;
 use rustix::io::Errno;
 
 use crate::create_store::{self, StoreSpec};
@@ -84,7 +85,7 @@ impl Store {
     /// still see the earlier state.
     pub fn refresh(&self) -> Result<bool> {
         if !self.follows {
-            let text = format!("{}: it was not opened to follow a writer", self.path.display());
+            let text = format!("{}: it was not opened to follow a writer", self.path.shown());
             return Err(Error::new(Errno::INVAL, text));
         }
         let store = self.opened()?;
@@ -285,7 +286,7 @@ impl Store {
     }
 
     fn lock(&self) -> Result<&RecursiveRwLock<Option<Arc<draconis_objects::Store>>>> {
-        Ok(self.inner.get().with_context(|| self.path.display().to_string())?)
+        Ok(self.inner.get().with_context(|| self.path.shown().to_string())?)
     }
 
     fn with_store<T>(
@@ -294,7 +295,7 @@ impl Store {
     ) -> Result<T> {
         let inner = self.lock()?.read();
         let Some(store) = &*inner else {
-            let text = format!("{}: the store was closed", self.path.display());
+            let text = format!("{}: the store was closed", self.path.shown());
             return Err(Error::new(Errno::BADF, text));
         };
         Ok(work(store).map_err(|error| with_context(&self.path, error))?)
@@ -333,7 +334,7 @@ impl KeyIterator {
         if is_lost && self.store.follows {
             self.store.refresh()?;
             if self.store.opened()?.newest_checkpoint() != self.checkpoint {
-                let shown = self.store.path.display();
+                let shown = self.store.path.shown();
                 let text = format!(
                     "{shown}: the writer has overwritten what this scan reads; begin it again"
                 );
@@ -357,7 +358,7 @@ impl KeyIterator {
 }
 
 fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
-    let shown = path.display();
+    let shown = path.shown();
     let opened = host_file::open_exclusive(path)?;
     let created = opened.is_none();
     if let Some(file) = &opened {

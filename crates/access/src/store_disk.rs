@@ -23,6 +23,7 @@ use draconis_objects::{
 };
 use draconis_service::remote_disk::DiskProcess;
 use draconis_service::store_process::DiskCommand;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::error::not_found_error;
 use crate::host_file;
@@ -61,7 +62,7 @@ impl StoreDiskName {
 
     /// Opens the store read-only with a shared lock.
     pub fn open_shared(self) -> anyhow::Result<UnreadStoreDisk> {
-        let file = File::open(&self.store).with_context(|| self.store.display().to_string())?;
+        let file = File::open(&self.store).with_context(|| self.store.shown().to_string())?;
         lock_store_shared(&file, &self.store)?;
         self.open_in_file(file, false)
     }
@@ -69,7 +70,7 @@ impl StoreDiskName {
     /// Opens the store read-write with an exclusive lock.
     pub fn open_exclusive(self) -> anyhow::Result<UnreadStoreDisk> {
         self.check_writable(true)?;
-        let none = || not_found_error(format!("{}: no such file", self.store.display()));
+        let none = || not_found_error(format!("{}: no such file", self.store.shown()));
         let file = host_file::open_exclusive(&self.store)?.ok_or_else(none)?;
         self.open_in_file(file, true)
     }
@@ -113,7 +114,7 @@ impl StoreDiskName {
 
 impl std::fmt::Display for StoreDiskName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}#{}", self.store.display(), self.name)
+        write!(f, "{}#{}", self.store.shown(), self.name)
     }
 }
 
@@ -171,7 +172,7 @@ impl UnreadStoreDisk {
         let below: Arc<dyn Disk> = match self.below {
             StoreBacking::File(file) => Arc::new(file.start()),
             StoreBacking::Served(disk) => {
-                disk.start().with_context(|| self.of.store.display().to_string())?
+                disk.start().with_context(|| self.of.store.shown().to_string())?
             }
         };
         let store =
@@ -204,7 +205,7 @@ impl OpenStoreDisk {
     fn find_object(&self) -> anyhow::Result<ObjectId> {
         self.find()?.ok_or_else(|| {
             let StoreDiskName { store, name } = &self.of;
-            let store = store.display();
+            let store = store.shown();
             if let Some(disk) = name.strip_suffix("@deleted") {
                 return not_found_error(format!(
                     "{store}#{disk} has no snapshot deleted; --deleted and -o deleted take its \
@@ -348,7 +349,7 @@ impl Drop for HeldStore {
         if !self.store.is_read_only()
             && let Err(error) = self.store.sync().and_then(|()| self.store.checkpoint())
         {
-            log::warn!("{}: {error}", self.path.display());
+            log::warn!("{}: {error}", self.path.shown());
         }
     }
 }

@@ -11,6 +11,7 @@ use anyhow::Context;
 use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file, try_lock_file};
 use draconis_objects::{Error, OpenOptions, Store};
 use draconis_service::remote_disk;
+use draconis_types::path_bytes::ShowPath;
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, busy_error, not_found_error as none, store_errno};
@@ -57,7 +58,7 @@ pub fn close_store(store: &Store, device: &Path) -> anyhow::Result<()> {
 
 /// Adds the device and a hint to an error.
 pub fn with_context(device: &Path, error: Error) -> anyhow::Error {
-    let shown = device.display();
+    let shown = device.shown();
     let step = match &error {
         Error::Corrupt { .. } => format!(
             "; draconis store check {shown} says what is damaged, draconis store salvage {shown} NEW \
@@ -104,7 +105,7 @@ pub(crate) fn lock_store_shared(file: &File, store: &Path) -> anyhow::Result<()>
             "{} is in use: unmount its disks if some are mounted (draconis status), or wait until \
              the command that changes it is done; draconis store ls, kv get and kv scan read it \
              meanwhile with --follow",
-            store.display()
+            store.shown()
         ))),
         claimed => Ok(claimed?),
     }
@@ -120,14 +121,14 @@ pub fn open_store_disk(
     let options = FileOptions { write, direct: true, uring };
     let is_dense = has_no_holes(&file)?;
     let opened = OpenedFile::new(file.into(), options);
-    let opened = opened.with_context(|| device.display().to_string())?;
+    let opened = opened.with_context(|| device.shown().to_string())?;
     let opened = if is_dense { opened } else { opened.with_discards() };
     Ok(Arc::new(opened.start()))
 }
 
 /// Returns the message for a missing store.
 pub fn no_store_message(device: &Path) -> String {
-    format!("{}: no such file; draconis store create makes a store", device.display())
+    format!("{}: no such file; draconis store create makes a store", device.shown())
 }
 
 /// Opens the store on a disk.

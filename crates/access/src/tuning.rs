@@ -6,6 +6,7 @@ use std::sync::Arc;
 use draconis_device::Disk;
 use draconis_ext::tune::{self, OfflineError, Reserved, TuneChanges};
 use draconis_types::Time;
+use draconis_types::path_bytes::ShowPath;
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, Result};
@@ -92,6 +93,6 @@ pub fn tune(
     let _held = mmp_claim::recover_and_claim(image, disk, now)?;
     tune::tune(disk, changes, now).map_err(|error| match error {
         OfflineError::Volume(error) => image::open_volume_error(image, &**disk, error.into()),
-        error => anyhow::Error::from(error).context(image.display().to_string()),
+        error => anyhow::Error::from(error).context(image.shown().to_string()),
     })
 }

@@ -18,6 +18,7 @@ use draconis_ext::{
 use draconis_service::options::MountOptions;
 use draconis_service::volume::{locate_for_writing, locate_volume, open_for_reading};
 use draconis_types::lock::RecursiveRwLock;
+use draconis_types::path_bytes::ShowPath;
 use draconis_types::{AttributeChange, Attributes, FileType, Time};
 use rustix::io::Errno;
 
@@ -101,7 +102,7 @@ impl Volume {
         let (volume, held) =
             open_writable(image, disk, &behind, &place.options(), Arc::new(current_time))?;
         if let Some(why) = volume.read_only_reason() {
-            return Err(Error::new(Errno::ROFS, format!("{}: {why}", image.display())));
+            return Err(Error::new(Errno::ROFS, format!("{}: {why}", image.shown())));
         }
         Ok(Self::new(image, volume, Some(held)))
     }
@@ -156,7 +157,7 @@ impl Volume {
         let disk = image::open_writable(image)?.into_disk()?;
         let behind = image::BackingFiles::open(image, &place.backing)?.start_disks();
         let part = locate_for_writing(disk, &behind, &place.options());
-        let disk = part.with_context(|| image.display().to_string())?.disk;
+        let disk = part.with_context(|| image.shown().to_string())?.disk;
         Ok(tuning::tune(image, &disk, changes, current_time())?)
     }
 
@@ -189,7 +190,7 @@ impl Volume {
         let Some(why) = failure.or_else(|| closed.err().map(|error| error.to_string())) else {
             return Ok(());
         };
-        let shown = self.image.display();
+        let shown = self.image.shown();
         let text = format!(
             "{shown}: {why}; what was changed last is not there, and draconis check {shown} looks \
              at the rest"
@@ -434,7 +435,7 @@ impl Volume {
     /// Returns the name of a path for messages.
     pub(crate) fn path_label(&self, path: &[u8]) -> String {
         let slash = if path.starts_with(b"/") { "" } else { "/" };
-        format!("{}:{slash}{}", self.image.display(), escape_control_chars(path))
+        format!("{}:{slash}{}", self.image.shown(), escape_control_chars(path))
     }
 
     /// Calls `work` with the open volume; adds `path` to its errors.
@@ -449,7 +450,7 @@ impl Volume {
     }
 
     fn lock(&self) -> Result<&VolumeLock> {
-        Ok(self.inner.get().with_context(|| self.image.display().to_string())?)
+        Ok(self.inner.get().with_context(|| self.image.shown().to_string())?)
     }
 
     fn try_with_volume<T>(
@@ -460,7 +461,7 @@ impl Volume {
         // outer call.
         let inner = self.lock()?.read();
         let Some((volume, _)) = &*inner else {
-            let text = format!("{}: the volume was closed", self.image.display());
+            let text = format!("{}: the volume was closed", self.image.shown());
             return Err(Error::new(Errno::BADF, text));
         };
         Ok(work(volume)?)
@@ -504,7 +505,7 @@ pub fn open_writable(
     clock: Arc<dyn Fn() -> Time + Send + Sync>,
 ) -> anyhow::Result<(draconis_ext::Volume, MmpGuard)> {
     let part = locate_for_writing(disk, behind, options);
-    let disk = part.with_context(|| image.display().to_string())?.disk;
+    let disk = part.with_context(|| image.shown().to_string())?.disk;
     let held = mmp_claim::claim_volume(image, &disk, clock())?;
     let writing = WriteOptions {
         clock,
@@ -542,7 +543,7 @@ fn open_readable(image: &Path, place: &VolumeLocation) -> anyhow::Result<Arc<dyn
     };
     let behind = image::BackingFiles::open(&file, &place.backing)?.start_disks();
     let part = locate_volume(whole, &behind, &options);
-    Ok(part.with_context(|| image.display().to_string())?.disk)
+    Ok(part.with_context(|| image.shown().to_string())?.disk)
 }
 
 /// Opens a file or device read-only; decompresses it if its format has no index.
@@ -555,7 +556,7 @@ fn open_readable_file(image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
     let whole = start(file)?;
     match packed {
         Some(packed)
-            if !is_seekable(whole.clone()).with_context(|| image.display().to_string())? =>
+            if !is_seekable(whole.clone()).with_context(|| image.shown().to_string())? =>
         {
             start(packed.unpack(image, &mut |_| {})?)
         }

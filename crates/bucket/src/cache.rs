@@ -18,6 +18,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use draconis_device::Error;
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::ShowPath;
 use twox_hash::XxHash3_64;
 
 /// Unit of caching and of reads from the bucket, in bytes.
@@ -61,7 +62,7 @@ impl LruIndex {
 impl ChunkCache {
     /// Opens the cache in a directory, which is created if it is missing.
     pub fn open(dir: &Path, max_bytes: u64, store: u128) -> Result<Self, String> {
-        let said = |error: std::io::Error| format!("{}: {error}", dir.display());
+        let said = |error: std::io::Error| format!("{}: {error}", dir.shown());
         std::fs::create_dir_all(dir).map_err(said)?;
         let mut files = vec![];
         let (mut is_marked, mut is_empty) = (false, true);
@@ -78,7 +79,7 @@ impl ChunkCache {
             }
         }
         if !is_marked && !is_empty {
-            let dir = dir.display();
+            let dir = dir.shown();
             return Err(format!(
                 "{dir} holds something else; --cache takes a directory of its own"
             ));
@@ -178,7 +179,7 @@ impl ChunkCache {
             }
             Err(error) => {
                 let _ = std::fs::remove_file(&unfinished);
-                log::warn!("{}: nothing is kept: {error}", self.dir.display());
+                log::warn!("{}: nothing is kept: {error}", self.dir.shown());
             }
         }
     }

@@ -11,6 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use draconis_types::path_bytes::ShowPath;
+
 use crate::api::{RequestError, RequestResult};
 
 /// The directory of a bucket.
@@ -54,6 +56,6 @@ impl BucketDirectory {
     }
 
     fn absence(&self, what: &str) -> RequestError {
-        RequestError::Transient(format!("the directory {} {what}", self.path.display()))
+        RequestError::Transient(format!("the directory {} {what}", self.path.shown()))
     }
 }

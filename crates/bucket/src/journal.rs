@@ -25,6 +25,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use draconis_device::{Disk, Error, Extent, FileDisk, FileOptions, Group, Write};
 use draconis_types::Block;
+use draconis_types::path_bytes::ShowPath;
 use twox_hash::XxHash3_64;
 
 use crate::name::{ObjectName, ObjectNumber, SectorRun, can_append_run};
@@ -70,16 +71,16 @@ impl JournalDevice {
     /// # Errors
     /// A message: it is in use, it is no journal, there is no space.
     pub fn file(path: &Path, len_bytes: u64, id: u128) -> Result<Self, String> {
-        let describe = |error: std::io::Error| format!("{}: {error}", path.display());
+        let describe = |error: std::io::Error| format!("{}: {error}", path.shown());
         if !path.try_exists().map_err(describe)? {
             create_file(path, len_bytes, id)?;
         }
         if !std::fs::metadata(path).map_err(describe)?.is_file() {
-            return Err(format!("{}: a journal is a file, which this is not", path.display()));
+            return Err(format!("{}: a journal is a file, which this is not", path.shown()));
         }
         let how = FileOptions { write: true, direct: true, uring: false };
         let disk = FileDisk::open(path, how).map_err(describe)?;
-        let place: Arc<str> = strip_control_chars(&path.display().to_string()).into();
+        let place: Arc<str> = strip_control_chars(&path.shown().to_string()).into();
         Ok(Self { disk: Arc::new(disk), place })
     }
 
@@ -107,7 +108,7 @@ fn create_file(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
     if len_bytes < MIN_JOURNAL_BYTES {
         return Err(format!(
             "{}: a journal has {} MiB at least",
-            path.display(),
+            path.shown(),
             MIN_JOURNAL_BYTES >> 20
         ));
     }
@@ -141,7 +142,7 @@ fn create_file(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
     };
     made().map_err(|error| {
         let _ = std::fs::remove_file(unfinished);
-        format!("{}: no journal can be made there: {error}", path.display())
+        format!("{}: no journal can be made there: {error}", path.shown())
     })
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use draconis_access::overwrite::OverwritePermission;
 use draconis_access::{Error, NewStore, Result, Store};
 use draconis_objects::{Group, LayoutKind, LifetimeHint, ObjectId, Ticket};
+use draconis_types::path_bytes::ShowPath;
 use rustix::io::Errno;
 
 use crate::error::{require, run, run_returning_count, run_with_output};
@@ -310,7 +311,7 @@ pub extern "C" fn draconis_object_named(
     run_with_output(id, 0, || {
         let store = require(store, "store")?;
         let name = name.get(len, "name")?;
-        let text = || format!("{}: no object has this name", store.0.path().display());
+        let text = || format!("{}: no object has this name", store.0.path().shown());
         store.0.find_name(name)?.map(|id| id.0).ok_or_else(|| Error::new(Errno::NOENT, text()))
     })
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use draconis_device::{LockMode, lock_file, try_lock_file};
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -231,7 +232,7 @@ pub(crate) fn open_backing_files(
         // Checked first: opening anything but a file or device may hang.
         let found = file_identity(file)?;
         if known.contains(&found) {
-            let name = file.display();
+            let name = file.shown();
             return Err(format!("{name} cannot lie behind itself: --backing names each file once"));
         }
         known.push(found);
@@ -246,7 +247,7 @@ fn lock_backing_file(fd: OwnedFd, file: &Path) -> Result<OwnedFd, String> {
     match lock_file(&fd, LockMode::Shared) {
         Ok(()) => Ok(fd),
         Err(Errno::WOULDBLOCK) => {
-            Err(format!("{} is in use by another mount or tool", file.display()))
+            Err(format!("{} is in use by another mount or tool", file.shown()))
         }
         Err(other) => Err(describe_errno(file, other)),
     }
@@ -264,7 +265,7 @@ fn open_guard(volume: &Path) -> Result<Option<OwnedFd>, OpenFailure> {
     open(volume, OFlags::RDONLY | OFlags::EXCL).map(Some).map_err(|errno| match errno {
         Errno::BUSY => OpenFailure::InUse(format!(
             "{} is in use: it is mounted, or another program has it for itself",
-            volume.display()
+            volume.shown()
         )),
         other => describe_errno(volume, other).into(),
     })
@@ -273,7 +274,7 @@ fn open_guard(volume: &Path) -> Result<Option<OwnedFd>, OpenFailure> {
 fn lock_volume(volume: &Path, fd: &OwnedFd, how: LockMode) -> Result<(), OpenFailure> {
     try_lock_file(fd, how).map_err(|errno| match errno {
         Errno::WOULDBLOCK => {
-            OpenFailure::InUse(format!("{} is in use by another mount or tool", volume.display()))
+            OpenFailure::InUse(format!("{} is in use by another mount or tool", volume.shown()))
         }
         other => describe_errno(volume, other).into(),
     })

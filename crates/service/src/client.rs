@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use draconis_types::path_bytes::ShowPath;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -48,7 +49,7 @@ impl RuntimeDir {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(|error| {
             let text = format!(
                 "{}: cannot be made for the manager's socket: {}; DRACONIS_RUNTIME_DIR names another",
-                path.display(),
+                path.shown(),
                 crate::error_text(&error)
             );
             std::io::Error::new(error.kind(), text)
@@ -56,7 +57,7 @@ impl RuntimeDir {
         // The owner of the directory could answer our requests.
         let found = std::fs::symlink_metadata(&path)?;
         if !found.is_dir() || found.uid() != uid.as_raw() || found.mode() & 0o022 != 0 {
-            let text = format!("{}: must be a directory that only you can write", path.display());
+            let text = format!("{}: must be a directory that only you can write", path.shown());
             return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, text));
         }
         Ok(Self(path))
@@ -204,7 +205,7 @@ impl RuntimeDir {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let text = format!("no manager came up; see {}", self.log_file().display());
+        let text = format!("no manager came up; see {}", self.log_file().shown());
         Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
     }
 }

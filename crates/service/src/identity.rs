@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
@@ -19,11 +20,11 @@ pub(crate) fn file_identity(volume: &Path) -> Result<(u64, u64), String> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => Ok((stat.st_rdev, u64::MAX)),
         FileType::RegularFile => Ok((stat.st_dev, stat.st_ino)),
-        _ => Err(format!("{} is neither a file nor a block device", volume.display())),
+        _ => Err(format!("{} is neither a file nor a block device", volume.shown())),
     }
 }
 
 /// Formats an error of a path as a message.
 pub(crate) fn describe_errno(path: &Path, errno: Errno) -> String {
-    format!("{}: {}", path.display(), crate::error_text(&std::io::Error::from(errno)))
+    format!("{}: {}", path.shown(), crate::error_text(&std::io::Error::from(errno)))
 }

@@ -24,6 +24,7 @@ mod supervisor;
 mod unmounting;
 pub mod upgrade;
 
+use draconis_types::path_bytes::ShowPath;
 use mounting::MountTarget;
 pub(crate) use mounting::dead_mount_message;
 use unmounting::Unmounted;
@@ -193,7 +194,7 @@ impl Keeper {
             Request::Status => Reply::Status(self.status(&mount)),
             Request::Remount { read_only, .. } => match self.remount(&mount, read_only) {
                 Ok(()) => Reply::Done,
-                Err(why) => failed(format!("{}: {why}", mount.mount_point.display())),
+                Err(why) => failed(format!("{}: {why}", mount.mount_point.shown())),
             },
             Request::Unmount { force, .. } => match self.unmount(&mount, force) {
                 Ok(Unmounted::Gone) => Reply::Done,

@@ -20,6 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use draconis_types::path_bytes::ShowPath;
+
 use self::keepers::{KeeperHandle, KeeperPhase, KeeperRequestError};
 use crate::client::RuntimeDir;
 use crate::identity::file_identity;
@@ -141,7 +143,7 @@ impl Manager {
                 Err(KeeperRequestError::Gone) if is_wait => return Reply::Ended { why: None },
                 Err(KeeperRequestError::Gone) => return Reply::NotMounted,
                 Err(KeeperRequestError::Lost(error)) => {
-                    let why = format!("{}: its keeper does not answer: {error}", at.display());
+                    let why = format!("{}: its keeper does not answer: {error}", at.shown());
                     return Reply::Failed { why };
                 }
             }
@@ -199,7 +201,7 @@ impl Manager {
                 // The keeper of the next mount reports what is still there.
                 Ok(Reply::Failed { why }) => log::error!("{why}"),
                 Err(KeeperRequestError::Lost(error)) => {
-                    log::error!("{}: {error}", mount_point.display());
+                    log::error!("{}: {error}", mount_point.shown());
                 }
                 Ok(_) | Err(KeeperRequestError::Gone) => {}
             }
@@ -291,7 +293,7 @@ impl Manager {
                 Ok(Reply::Failed { why }) => log::error!("{why}"),
                 Ok(_) | Err(KeeperRequestError::Gone) => {}
                 Err(KeeperRequestError::Lost(error)) => {
-                    log::error!("{}: {error}", keeper.mount.mount_point.display());
+                    log::error!("{}: {error}", keeper.mount.mount_point.shown());
                 }
             }
         }

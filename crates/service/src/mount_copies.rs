@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use draconis_types::path_bytes::ShowPath;
+
 use crate::mount_namespace;
 use crate::mount_table;
 use crate::mount_users::command_name;
@@ -17,7 +19,7 @@ const MAX_SCANNED_PROCESSES: usize = 1 << 15;
 pub(crate) fn find_copies(device: &str) -> Vec<String> {
     let own = mount_table::read_mounts().into_iter().filter(|entry| entry.device == device);
     let mut copies: Vec<_> =
-        own.map(|entry| format!("a mount on {}", entry.mount_point.display())).collect();
+        own.map(|entry| format!("a mount on {}", entry.mount_point.shown())).collect();
     for (namespace, pid) in namespaces() {
         let mut mounts = mount_table::read_mounts_of(pid).into_iter();
         if namespace != mount_namespace::own_namespace()

@@ -5,6 +5,8 @@
 
 use std::path::Path;
 
+use draconis_types::path_bytes::ShowPath;
+
 use crate::mount_table::{self, MountEntry};
 
 /// Maximum number of processes that are examined.
@@ -42,7 +44,7 @@ fn nested_mounts(mount: &MountEntry) -> Vec<String> {
     let below = below.filter(|it| {
         it.mount_point != mount.mount_point && it.mount_point.starts_with(&mount.mount_point)
     });
-    below.map(|it| format!("what is mounted on {}", it.mount_point.display())).collect()
+    below.map(|it| format!("what is mounted on {}", it.mount_point.shown())).collect()
 }
 
 fn processes_using(mount: &MountEntry) -> Vec<String> {

@@ -3,6 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use draconis_types::path_bytes::ShowPath;
+
 use crate::mount_table;
 use crate::mount_users::describe_mount_users;
 use crate::options::MountOptions;
@@ -64,7 +66,7 @@ impl DetachError {
                 let holders = mount_table::find_mount_at(mount_point)
                     .map(|mount| describe_mount_users(&mount));
                 let holders = holders.unwrap_or_else(|| "it is in use".into());
-                let name = mount_point.display();
+                let name = mount_point.shown();
                 format!("{name} is busy: {holders}; end that, or take it away at once with --force")
             }
         }

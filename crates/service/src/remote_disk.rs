@@ -29,6 +29,7 @@ use draconis_exchange::channel::session::{Session, accept, offer};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
 use draconis_types::Block;
+use draconis_types::path_bytes::ShowPath;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use serde::{Deserialize, Serialize};
@@ -116,7 +117,7 @@ pub(crate) fn open_lock_file(sockets: &Path, address: &str) -> std::io::Result<F
 pub(crate) fn owner_id_of(sockets: &Path) -> String {
     let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let names = rustix::system::uname();
-    let (host, path) = (names.nodename().to_string_lossy(), sockets.display());
+    let (host, path) = (names.nodename().to_string_lossy(), sockets.shown());
     let (one, other) = url_identity(&format!("{}\n{host}\n{path}", machine.trim()));
     format!("{one:016x}{other:016x}")
 }

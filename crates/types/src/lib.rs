@@ -5,6 +5,7 @@
 //!   Node, FileType, Time, Attributes, ..   what `stat` and its like pass on
 //!   Refusal        why a request is refused, with its errno
 //!   ExportActivity what clients of an exported disk have done
+//!   path_bytes     names that need not be UTF-8, as text
 //!   lock           a mutex and a condition variable that survive a fork
 //! ```
 //! This crate knows neither channels nor disks nor file systems.
@@ -19,6 +20,7 @@ mod export_activity;
 pub mod injected_fault;
 pub mod lock;
 mod page;
+pub mod path_bytes;
 mod private;
 mod slices;
 

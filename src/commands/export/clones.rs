@@ -20,6 +20,7 @@ use draconis_access::store_disk::EXPORT_CLONE_MARK;
 use draconis_device::{Disk, Error, Extent, ForwardingDisk, Group, Refused, SubmitOptions, Ticket};
 use draconis_nbd::CloneSource;
 use draconis_service::store_process::DiskCommand;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::image::store_disk::{OpenStoreDisk, StoreDiskName};
 use crate::report;
@@ -100,7 +101,7 @@ impl Clones {
 
     /// Returns the names of the clones, with N for the number.
     pub fn pattern(&self) -> String {
-        format!("{}#{}N", self.base.store.display(), self.prefix)
+        format!("{}#{}N", self.base.store.shown(), self.prefix)
     }
 
     /// Removes the snapshot of the export, unless clones over it are kept. No clone may be in use.
@@ -148,7 +149,7 @@ fn remove_leftovers(store: &OpenStoreDisk, of: &StoreDiskName, disk: &str) -> an
     for name in clones.iter().copied().chain(names.iter().filter(|name| **name == base)) {
         let remove = DiskCommand::Remove { name: name.clone(), with_snapshots: false };
         store.execute(&remove).with_context(|| {
-            format!("{}#{name} is left over from an export that was killed", of.store.display())
+            format!("{}#{name} is left over from an export that was killed", of.store.shown())
         })?;
     }
     if !clones.is_empty() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use draconis_nbd::{Connection, ConnectionError, Export};
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::ShowPath;
 
 use super::Connections;
 use super::socket::Socket;
@@ -14,7 +15,7 @@ use super::socket::Socket;
 pub enum ServerConfig {}
 
 pub fn read_directory(dir: &Path) -> anyhow::Result<Arc<ServerConfig>> {
-    anyhow::bail!("--tls {}: this program was built without TLS", dir.display())
+    anyhow::bail!("--tls {}: this program was built without TLS", dir.shown())
 }
 
 pub fn serve_client<R: Read + Send, W: Write + Send>(

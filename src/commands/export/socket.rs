@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::ShowPath;
 use listenfd::ListenFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -58,7 +59,7 @@ impl Listener {
                     Err(error) if error.kind() == ErrorKind::AddrInUse => rebind(path, error),
                     bound => bound,
                 };
-                Self::from_unix(bound.with_context(|| path.display().to_string())?)
+                Self::from_unix(bound.with_context(|| path.shown().to_string())?)
             }
             ListenAddress::Tcp(host) => {
                 Self::from_tcp(TcpListener::bind(host).with_context(|| host.clone())?)

@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use draconis_access::destination::refuse_output;
 use draconis_container::{OpenedImage, SessionDisk, signature};
 use draconis_device::{Disk, SubDisk, find_partition};
+use draconis_types::path_bytes::ShowPath;
 
 use super::clones::{CloneUse, Clones};
 use crate::image::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk, parse_disk_name};
@@ -129,7 +130,7 @@ impl UnreadSources {
                 None if sources.clones.is_some() => bail!(
                     "{0}: --clone needs a disk in a store; draconis store put STORE NAME {0} puts a \
                      raw image into one",
-                    path.display()
+                    path.shown()
                 ),
                 None if format == ImageFormat::Raw => UnreadSource::Raw(match read_only {
                     true => image::open_readable(path)?,
@@ -196,12 +197,12 @@ impl UnreadSources {
                     let random = RandomState::new().build_hasher().finish();
                     let (file, behind) = (file.into_disk()?, behind.start_disks());
                     draconis_container::open_for_writing(file, &behind, random)
-                        .with_context(|| image.display().to_string())?
+                        .with_context(|| image.shown().to_string())?
                 }
                 UnreadSource::ReadOnly(file, behind) => {
                     let (file, behind) = (file.start(&image)?, behind.start_disks());
                     draconis_container::open(file, &behind)
-                        .with_context(|| image.display().to_string())?
+                        .with_context(|| image.shown().to_string())?
                 }
             };
             let OpenedImage { disk, session, format } = opened;
@@ -209,15 +210,15 @@ impl UnreadSources {
                 report::print_notes(&[format!(
                     "{}: its last {rest_bytes} bytes are not exported: a disk has whole sectors of \
                      512 bytes; truncate(1) makes the file longer",
-                    image.display()
+                    image.shown()
                 )]);
             }
             let survives_death = !is_in_store && format.is_none() && session.is_none();
             let whole = disk.clone();
-            let disk = select(disk, &place).with_context(|| image.display().to_string())?;
+            let disk = select(disk, &place).with_context(|| image.shown().to_string())?;
             if place.force.is_none() && clones.is_none() && !disk.properties().read_only {
                 signature::refuse_raid_member(&*whole, &*disk)
-                    .map_err(|why| anyhow!("{}: {why}; -r only reads", image.display()))?;
+                    .map_err(|why| anyhow!("{}: {why}; -r only reads", image.shown()))?;
             }
             Ok(Source { image, disk, session, survives_death, clones })
         });

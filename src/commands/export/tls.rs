@@ -24,6 +24,7 @@ use rustls::{RootCertStore, ServerConnection};
 
 use draconis_nbd::{Connection, ConnectionError, Export};
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::ShowPath;
 
 use super::socket::{Socket, SocketHalf};
 use super::{Connections, serve_exports};
@@ -41,14 +42,14 @@ pub fn read_directory(dir: &Path) -> anyhow::Result<Arc<ServerConfig>> {
     let certificates = |name: &str| -> anyhow::Result<Vec<CertificateDer<'static>>> {
         let path = dir.join(name);
         let read = || CertificateDer::pem_file_iter(&path)?.collect::<Result<Vec<_>, _>>();
-        let found = read().with_context(|| path.display().to_string())?;
-        ensure!(!found.is_empty(), "{}: no certificate in it", path.display());
+        let found = read().with_context(|| path.shown().to_string())?;
+        ensure!(!found.is_empty(), "{}: no certificate in it", path.shown());
         Ok(found)
     };
     let authority_path = dir.join("ca-cert.pem");
     let mut authorities = RootCertStore::empty();
     for authority in certificates("ca-cert.pem")? {
-        authorities.add(authority).with_context(|| authority_path.display().to_string())?;
+        authorities.add(authority).with_context(|| authority_path.shown().to_string())?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let authorities = Arc::new(authorities);
@@ -58,17 +59,17 @@ pub fn read_directory(dir: &Path) -> anyhow::Result<Arc<ServerConfig>> {
         let read = || {
             CertificateRevocationListDer::pem_file_iter(&revoked)?.collect::<Result<Vec<_>, _>>()
         };
-        verifier = verifier.with_crls(read().with_context(|| revoked.display().to_string())?);
+        verifier = verifier.with_crls(read().with_context(|| revoked.shown().to_string())?);
     }
-    let verifier = verifier.build().with_context(|| authority_path.display().to_string())?;
+    let verifier = verifier.build().with_context(|| authority_path.shown().to_string())?;
     let key_path = dir.join("server-key.pem");
     let key = PrivateKeyDer::from_pem_file(&key_path);
-    let key = key.with_context(|| key_path.display().to_string())?;
+    let key = key.with_context(|| key_path.shown().to_string())?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(verifier)
         .with_single_cert(certificates("server-cert.pem")?, key)
-        .with_context(|| format!("{}: its certificate and key", dir.display()))?;
+        .with_context(|| format!("{}: its certificate and key", dir.shown()))?;
     // A session that is resumed would skip the check of the client.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;

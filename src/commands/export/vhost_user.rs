@@ -18,6 +18,7 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 use draconis_service::export_status::ExportStatus;
 use draconis_types::ExportActivity;
+use draconis_types::path_bytes::ShowPath;
 use draconis_vhost_user::{Device, Resources, serve};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -74,7 +75,7 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
     }
     let device = Arc::new(device);
     if device.properties().read_only && !arguments.read_only {
-        report::print_notes(&[format!("read-only: {} can only be read", image.display())]);
+        report::print_notes(&[format!("read-only: {} can only be read", image.shown())]);
     }
     let export = ExportJson {
         name,
@@ -118,7 +119,7 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
         arguments.once,
     )?;
     device.stop();
-    let shown = || image.display().to_string();
+    let shown = || image.shown().to_string();
     device.flush().with_context(shown)?;
     session.map_or(Ok(()), |session| session.close_session()).with_context(shown)?;
     // A thread that has not ended may still use the clone; the next export removes it then.

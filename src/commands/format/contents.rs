@@ -9,6 +9,7 @@ use draconis_access::populate::{
     self, DerivedFields, DeviceTable, ExcludePatterns, FillOptions, ScanResult,
 };
 use draconis_ext::mkfs::FormatOptions;
+use draconis_types::path_bytes::ShowPath;
 
 use super::Arguments;
 use crate::report;
@@ -56,7 +57,7 @@ fn read_path_list(path: &Path) -> anyhow::Result<Vec<Vec<u8>>> {
 }
 
 fn read_device_table(path: &Path) -> anyhow::Result<DeviceTable> {
-    DeviceTable::parse(&read(path)?).with_context(|| path.display().to_string())
+    DeviceTable::parse(&read(path)?).with_context(|| path.shown().to_string())
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
@@ -65,6 +66,6 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
         true => std::io::stdin().lock().take(MAX_LIST_BYTES).read_to_end(&mut all),
         false => File::open(path).and_then(|file| file.take(MAX_LIST_BYTES).read_to_end(&mut all)),
     };
-    read.with_context(|| path.display().to_string())?;
+    read.with_context(|| path.shown().to_string())?;
     Ok(all)
 }

@@ -2,6 +2,8 @@
 //!
 //! Law 1: encoding is lossless.
 
+use draconis_types::path_bytes::parse_hex;
+
 /// Encoding of bytes as text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TextEncoding {
@@ -89,9 +91,8 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
 
 /// Parses two hexadecimal digits.
 fn parse_hex_byte(digits: &[u8]) -> Result<u8, String> {
-    let digit = |at: usize| digits.get(at).and_then(|digit| char::from(*digit).to_digit(16));
-    match (digit(0), digit(1)) {
-        (Some(high), Some(low)) => Ok((high << 4 | low) as u8),
+    match parse_hex(digits).as_deref() {
+        Some([byte]) => Ok(*byte),
         _ => Err(format!("has '{}' for two hexadecimal digits", digits.escape_ascii())),
     }
 }

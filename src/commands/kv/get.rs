@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use draconis_objects::kv::Kv;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::commands::store::follow::{FollowArgs, print_changes};
 use crate::commands::store::open::{open_readable, with_context};
@@ -42,7 +43,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Ok(())
         }
         None => {
-            bail!("{}: there is no key {}", arguments.store.display(), escape_control_chars(key))
+            bail!("{}: there is no key {}", arguments.store.shown(), escape_control_chars(key))
         }
     }
 }

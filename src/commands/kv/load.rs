@@ -7,6 +7,7 @@ use anyhow::{anyhow, bail};
 use clap::Args;
 use draconis_objects::Error;
 use draconis_objects::kv::{Batch, Kv};
+use draconis_types::path_bytes::ShowPath;
 
 use super::form::TextEncoding;
 use crate::commands::store::copy::ObjectInput;
@@ -71,7 +72,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => from.get_ref().check_unchanged(),
         Some(why) => bail!(
             "{}: line {number} {why}; the lines before it were loaded",
-            arguments.file.display()
+            arguments.file.shown()
         ),
     }
 }
@@ -89,7 +90,7 @@ fn write_lines(kv: &Kv, arguments: &Arguments, batch: Batch, taken: u64) -> anyh
         Err(refused) => {
             // Earlier batches are kept.
             close_store(kv.store(), &arguments.store)?;
-            let file = arguments.file.display();
+            let file = arguments.file.shown();
             let kept = match taken {
                 0 => format!("{file}: no line of it was loaded"),
                 1 => format!("{file}: line 1 was loaded, no other"),

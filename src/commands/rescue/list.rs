@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use draconis_access::destination::ReadSources;
 use draconis_ext::rescue::{Loss, Rescue};
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::{ShowPath, hex_if_not_utf8};
 use serde::{Deserialize, Serialize};
 
 use crate::report;
@@ -71,7 +72,7 @@ pub fn open(sources: &ReadSources, path: &Path) -> anyhow::Result<File> {
 impl LossList {
     /// Begins the list anew, with what was found before any contents were read.
     pub fn start(file: File, path: &Path, rescue: &Rescue) -> anyhow::Result<Self> {
-        let shown = || path.display().to_string();
+        let shown = || path.shown().to_string();
         let len = file.metadata().with_context(shown)?.len().min(MAX_LIST_BYTES);
         let mut bytes = vec![0; len as usize];
         file.read_exact_at(&mut bytes, 0).with_context(shown)?;
@@ -103,12 +104,9 @@ impl LossList {
 
     /// Adds a line.
     pub fn add(&self, loss: &Loss) {
-        let is_text = std::str::from_utf8(&loss.path).is_ok();
-        let path_hex =
-            (!is_text).then(|| loss.path.iter().map(|byte| format!("{byte:02x}")).collect());
         self.write(&Line {
             path: shown_path(&loss.path),
-            path_hex,
+            path_hex: hex_if_not_utf8(&loss.path),
             inode: loss.inode.map(|inode| inode.0),
             problem: loss.what.clone(),
             lost: loss.is_lost,
@@ -153,7 +151,7 @@ impl LossList {
             Ok(()) => state.at += text.len() as u64,
             Err(error) => {
                 if state.failed.is_none() {
-                    let shown = self.path.display();
+                    let shown = self.path.shown();
                     report::warn_line(format_args!("draconis: {shown}: {error}"));
                 }
                 state.failed.get_or_insert(error);
@@ -164,7 +162,7 @@ impl LossList {
     /// Returns the counts; all lines are durable then.
     pub fn finish(&self) -> anyhow::Result<LossCounts> {
         let mut state = self.state.lock();
-        let shown = || self.path.display().to_string();
+        let shown = || self.path.shown().to_string();
         if let Some(error) = state.failed.take() {
             return Err(error).with_context(shown);
         }

@@ -12,6 +12,7 @@ use draconis_access::destination::ReadSources;
 use draconis_device::Disk;
 use draconis_device::sector_map::{MapOf, MappedDisk, SectorMap};
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::report;
 
@@ -32,17 +33,13 @@ pub struct SectorMapFile {
 impl SectorMapFile {
     /// Opens the map, before this process is confined. That of a device is made if there is none.
     pub fn open(sources: &ReadSources, path: &Path, image: &Path) -> anyhow::Result<Self> {
-        let shown = || path.display().to_string();
-        let kind = std::fs::metadata(image).with_context(|| image.display().to_string())?;
+        let shown = || path.shown().to_string();
+        let kind = std::fs::metadata(image).with_context(|| image.shown().to_string())?;
         let of = if kind.file_type().is_block_device() { MapOf::Disk } else { MapOf::Copy };
         let file = match of {
             MapOf::Disk => sources.open_or_create(path)?,
             MapOf::Copy => File::open(path).with_context(|| {
-                format!(
-                    "{}: the map that ddrescue wrote with the copy {}",
-                    shown(),
-                    image.display()
-                )
+                format!("{}: the map that ddrescue wrote with the copy {}", shown(), image.shown())
             })?,
         };
         ensure!(
@@ -55,7 +52,7 @@ impl SectorMapFile {
 
     /// Reads the map and returns the disk that heeds it.
     pub fn cover(&mut self, disk: Arc<dyn Disk>) -> anyhow::Result<Arc<dyn Disk>> {
-        let shown = || self.path.display().to_string();
+        let shown = || self.path.shown().to_string();
         let mut text = String::new();
         (&self.file).read_to_string(&mut text).with_context(shown)?;
         let map = match (text.is_empty(), self.of) {
@@ -83,7 +80,7 @@ impl SectorMapFile {
     pub fn save(&self) -> anyhow::Result<()> {
         let (MapOf::Disk, Some(disk)) = (self.of, &self.disk) else { return Ok(()) };
         let text = disk.format_map();
-        let shown = || self.path.display().to_string();
+        let shown = || self.path.shown().to_string();
         self.file.write_all_at(text.as_bytes(), 0).with_context(shown)?;
         self.file.set_len(text.len() as u64).with_context(shown)?;
         self.file.sync_data().with_context(shown)

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use draconis_objects::Store;
 use draconis_objects::check::{CheckOptions, Finding, Owner, Report};
+use draconis_types::path_bytes::ShowPath;
 use serde::Serialize;
 
 use super::open::{open_disk_shared, with_context};
@@ -97,7 +98,7 @@ fn print_report(arguments: &Arguments, report: &Report) -> anyhow::Result<()> {
         writeln!(
             out,
             "{}: {}, {}, {}, index {}, {}/{} segments{}",
-            arguments.device.display(),
+            arguments.device.shown(),
             text::pluralize(report.objects, "object", "objects"),
             text::pluralize(report.keys, "key", "keys"),
             text::format_bytes(report.payload_bytes),

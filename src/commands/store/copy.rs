@@ -9,6 +9,7 @@ use anyhow::{Context, ensure};
 use draconis_access::destination::ReadSources;
 use draconis_access::populate::{changed_file_message, metadata_fingerprint};
 use draconis_objects::{Group, ObjectId};
+use draconis_types::path_bytes::ShowPath;
 
 use crate::progress::ByteProgress;
 
@@ -38,7 +39,7 @@ impl ObjectInput {
             sources.refuse_source_as_destination(device)?;
             return Ok(Self::Standard(std::io::stdin().lock()));
         };
-        let shown = path.display();
+        let shown = path.shown();
         let file = File::open(path).with_context(|| shown.to_string())?;
         let before = file.metadata().with_context(|| shown.to_string())?;
         ensure!(!before.is_dir(), "{shown}: is a directory");

@@ -11,6 +11,7 @@ use draconis_access::destination::ReadSources;
 use draconis_access::overwrite::OverwritePermission;
 use draconis_container::signature::STORE_KIND;
 use draconis_objects::{LayoutKind, Profile};
+use draconis_types::path_bytes::ShowPath;
 
 use super::profile::{ProfileInput, print_profile_reasons};
 use crate::bucket;
@@ -81,7 +82,7 @@ impl From<LayoutArg> for LayoutKind {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    let shown = device.display();
+    let shown = device.shown();
     let mut sources = ReadSources::new();
     arguments.profile.iter().for_each(|file| sources.add(file));
     sources.refuse_source_as_destination(device)?;
@@ -112,7 +113,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Refuses to overwrite contents that the options do not allow.
 fn check_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
-    let shown = arguments.device.display();
+    let shown = arguments.device.shown();
     let force = arguments.force.clone().unwrap_or_default();
     let is_file = file.metadata()?.is_file();
     if !is_file && !arguments.destroy {
@@ -137,7 +138,7 @@ fn create_in_file(
     let is_file = file.metadata()?.is_file();
     let there = image::len_bytes(&file)?;
     let len = arguments.size.unwrap_or(there);
-    let shown = device.display();
+    let shown = device.shown();
     ensure!(len > 0, "{shown} is empty: --size is needed");
     if !is_file && len != there {
         bail!("{shown} has {there} bytes; a store takes all of a device, without --size");
@@ -203,7 +204,7 @@ fn print_summary(device: &Path, len: u64, profile: &Profile, why: &[String]) -> 
     writeln!(
         out,
         "{}: {}, layout {}, pages of {}, segments of {}, queue depth {}",
-        device.display(),
+        device.shown(),
         text::format_bytes(len),
         profile.layout,
         text::format_bytes(profile.page_bytes.into()),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use draconis_objects::{Group, LifetimeHint};
+use draconis_types::path_bytes::ShowPath;
 
 use super::open::{close_store, open_writable, with_context};
 use crate::image::store_disk::parse_disk_name;

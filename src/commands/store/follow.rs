@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use clap::Args;
 use draconis_objects::{Error, Result, Store};
+use draconis_types::path_bytes::ShowPath;
 
 use super::open::{open_follower, with_context};
 use crate::report;
@@ -55,7 +56,7 @@ pub fn print_changes(
                     printed = text;
                 }
                 if reported.take().is_some() {
-                    report::warn_line(format!("{}: it can be read again", device.display()));
+                    report::warn_line(format!("{}: it can be read again", device.shown()));
                 }
             }
             // It was resized, or created anew.

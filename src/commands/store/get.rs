@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use draconis_access::destination::ReadSources;
+use draconis_types::path_bytes::ShowPath;
 
 use super::ObjectArg;
 use super::copy::READ_CHUNK_BYTES;
@@ -47,7 +48,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 true => ObjectOutput::Sparse(file),
                 false => ObjectOutput::Dense(Box::new(file)),
             };
-            (out, path.display().to_string())
+            (out, path.shown().to_string())
         }
         _ => {
             (ObjectOutput::Dense(Box::new(std::io::stdout().lock())), "standard output".to_owned())

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use draconis_objects::Store;
+use draconis_types::path_bytes::ShowPath;
 
 use super::open::{has_no_holes, no_store_message, open_store_disk, store_len, with_context};
 use crate::bucket;
@@ -27,7 +28,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    let shown = device.display();
+    let shown = device.shown();
     if let Some(address) = bucket::bucket_url(device) {
         let wanted = arguments.size.with_context(|| format!("{shown}: SIZE is needed"))?;
         let disk = bucket::open_writable(address)?;
@@ -77,7 +78,7 @@ fn ensure_grows(device: &Path, before: u64, wanted: u64) -> anyhow::Result<()> {
     if wanted >= before {
         return Ok(());
     }
-    let shown = device.display();
+    let shown = device.shown();
     bail!(
         "{shown} has {}, {} is less; draconis store shrink makes it smaller",
         text::format_bytes(before),

@@ -14,6 +14,7 @@ use draconis_objects::Store;
 use draconis_service::client::RuntimeDir;
 use draconis_service::store_keeper;
 use draconis_service::store_process::ObjectEntry;
+use draconis_types::path_bytes::ShowPath;
 
 use crate::bucket;
 
@@ -59,5 +60,5 @@ pub fn list_from_store_process(device: &Path) -> anyhow::Result<Option<Vec<Objec
         return Ok(None);
     }
     let listed = store_keeper::list_objects(&directory, named.as_deref().unwrap_or(device));
-    listed.map_err(|why| anyhow!("{}: {why}", device.display()))
+    listed.map_err(|why| anyhow!("{}: {why}", device.shown()))
 }

@@ -9,6 +9,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use draconis_access::create_store::probe_disk;
 use draconis_objects::probe::{self, ProbeResults};
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::OFlags;
 use serde::Serialize;
 
@@ -47,7 +48,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         device,
         "a bucket is not measured; draconis store create asks it whether it keeps its promises",
     )?;
-    let shown = device.display();
+    let shown = device.shown();
     let is_device = std::fs::metadata(device).is_ok_and(|it| it.file_type().is_block_device());
     let wanted = arguments.size.unwrap_or(probe::REGION_BYTES);
     let (file, disk_bytes) = if is_device {
@@ -153,7 +154,7 @@ fn temporary_file(near: &Path, len_bytes: u64) -> anyhow::Result<File> {
     };
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = rustix::fs::open(dir, flags, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
-    let file = File::from(file.with_context(|| format!("{}: no file to measure", dir.display()))?);
+    let file = File::from(file.with_context(|| format!("{}: no file to measure", dir.shown()))?);
     file.set_len(len_bytes)?;
     Ok(file)
 }

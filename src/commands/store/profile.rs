@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use draconis_objects::{LayoutKind, Profile};
+use draconis_types::path_bytes::ShowPath;
 use serde::{Deserialize, Serialize};
 
 /// JSON form of a profile.
@@ -27,7 +28,7 @@ pub enum ProfileInput {
 impl ProfileInput {
     /// Reads the output of `probe --json`.
     pub fn read(file: &Path) -> anyhow::Result<Profile> {
-        let shown = file.display();
+        let shown = file.shown();
         let text = match file == Path::new("-") {
             true => std::io::read_to_string(std::io::stdin())?,
             false => std::fs::read_to_string(file).with_context(|| shown.to_string())?,

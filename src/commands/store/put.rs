@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use draconis_objects::{Error, Group, LifetimeHint, ObjectId};
+use draconis_types::path_bytes::ShowPath;
 
 use super::ObjectArg;
 use super::copy::{BATCH_BYTES, GROUP_BYTES, ObjectInput, read_up_to, write};
@@ -94,7 +95,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(id) => {
             store.len(id).map_err(|error| match error {
                 Error::NoObject(id) => {
-                    anyhow!("{}: there is no object {id}; put new makes one", device.display())
+                    anyhow!("{}: there is no object {id}; put new makes one", device.shown())
                 }
                 error => say(error),
             })?;

@@ -6,6 +6,7 @@ use anyhow::bail;
 use clap::Args;
 use draconis_objects::{Error, Group, ObjectId};
 use draconis_service::store_process::DiskCommand;
+use draconis_types::path_bytes::ShowPath;
 
 use super::ObjectArg;
 use super::open::{close_store, open_writable, with_context};
@@ -39,7 +40,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Ok(one) if !device.exists() => {
             remove_objects(arguments, &one.store, &[ObjectArg::Name(one.name())])
         }
-        _ => bail!("{}: say which objects; draconis store ls lists them", device.display()),
+        _ => bail!("{}: say which objects; draconis store ls lists them", device.shown()),
     }
 }
 

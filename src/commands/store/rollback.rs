@@ -3,6 +3,7 @@
 use anyhow::bail;
 use clap::Args;
 use draconis_service::store_process::DiskCommand;
+use draconis_types::path_bytes::ShowPath;
 
 use super::snapshots::{StoreDiskArg, run_disk_command};
 use crate::image::store_disk::parse_disk_name;
@@ -23,7 +24,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { disk, snapshot } = arguments;
     if let Some(snapshot) = &disk.snapshot {
-        let shown = format!("{}#{}", disk.store.display(), disk.disk);
+        let shown = format!("{}#{}", disk.store.shown(), disk.disk);
         bail!("a disk is rolled back: draconis store rollback {shown} {snapshot}");
     }
     let (name, snapshot) = (disk.disk.clone(), snapshot.clone());

@@ -11,6 +11,7 @@ use draconis_access::create_store::preallocate;
 use draconis_access::uuid::UuidGenerator;
 use draconis_device::Disk;
 use draconis_objects::{CreateOptions, OpenOptions, SalvageOptions, Store};
+use draconis_types::path_bytes::ShowPath;
 
 use super::open::{close_store, open_disk_shared, open_store_disk, with_context};
 use crate::bucket;
@@ -47,7 +48,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (old, new) = (&arguments.old, &arguments.new);
-    let shown = new.display();
+    let shown = new.shown();
     let damaged = open_disk_shared(old, true)?;
     let (len, profile) =
         Store::profile_for_salvage(&*damaged).map_err(|error| with_context(old, error))?;
@@ -91,7 +92,7 @@ fn copy_readable(
     damaged: Arc<dyn Disk>,
 ) -> anyhow::Result<ExitCode> {
     let (old, new) = (&arguments.old, &arguments.new);
-    let shown = new.display();
+    let shown = new.shown();
     let mut bar: Option<ByteProgress> = None;
     let mut shown_bytes = 0;
     let options = SalvageOptions { unsure: arguments.unsure, ..SalvageOptions::default() };

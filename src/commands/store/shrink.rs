@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use draconis_objects::Store;
+use draconis_types::path_bytes::ShowPath;
 
 use super::open::{no_store_message, open_store_disk, store_len, with_context};
 use crate::bucket;
@@ -27,7 +28,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (device, wanted) = (&arguments.device, arguments.size);
-    let shown = device.display();
+    let shown = device.shown();
     let is_more = |before: u64| match wanted > before {
         true => Err(anyhow!(
             "{shown} has {}, {} is more; draconis store grow makes it larger",

@@ -11,6 +11,7 @@ use draconis_service::client::{RuntimeDir, request_if_running};
 use draconis_service::protocol::{Reply, Request};
 use draconis_service::store_keeper;
 use draconis_service::store_process::DiskCommand;
+use draconis_types::path_bytes::ShowPath;
 
 use super::open::{close_store, open_writable, with_context};
 use crate::bucket;
@@ -57,7 +58,7 @@ impl StoreDiskArg {
 
 impl std::fmt::Display for StoreDiskArg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}#{}", self.store.display(), self.name())
+        write!(f, "{}#{}", self.store.shown(), self.name())
     }
 }
 
@@ -113,7 +114,7 @@ pub fn sync_mounted(disk: &StoreDiskArg) -> anyhow::Result<()> {
             rustix::fs::syncfs(&root)?;
             root.sync_all()
         });
-        committed.with_context(|| format!("{}: cannot sync", mount.mount_point.display()))?;
+        committed.with_context(|| format!("{}: cannot sync", mount.mount_point.shown()))?;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use draconis_access::populate::{BlobDigest, ImagePlatform, OCI_REF_NAME_ANNOTATION};
+use draconis_types::path_bytes::ShowPath;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
@@ -47,7 +48,7 @@ impl ImageMetadata {
             ensure!(value.is_object(), "not the configuration of an image");
             Ok(value)
         };
-        let config = config.map(|path| read(path).with_context(|| path.display().to_string()));
+        let config = config.map(|path| read(path).with_context(|| path.shown().to_string()));
         Ok(Self { platform, config: config.transpose()?, tag })
     }
 }

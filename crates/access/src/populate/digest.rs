@@ -3,6 +3,7 @@
 use std::io::Read;
 
 use anyhow::{Context, bail, ensure};
+use draconis_types::path_bytes::format_hex;
 use sha2::{Digest as _, Sha256, Sha512};
 
 /// Expected digest of some bytes.
@@ -87,11 +88,6 @@ fn hex_digest<D: sha2::Digest>(mut bytes: impl Read) -> anyhow::Result<String> {
             got => sum.update(&buffer[..got]),
         }
     }
-}
-
-/// Formats bytes as hexadecimal digits.
-fn format_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

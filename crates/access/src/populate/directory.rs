@@ -11,6 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use draconis_ext::mkfs::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 use draconis_types::Time;
+use draconis_types::path_bytes::{ShowPath, escape_non_utf8};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -134,7 +135,7 @@ pub fn scan_directory_tree(
     exclude: &ExcludePatterns,
     list: Option<&[Vec<u8>]>,
 ) -> anyhow::Result<PopulateSource<'static>> {
-    let shown = || top.display().to_string();
+    let shown = || top.shown().to_string();
     let found = std::fs::metadata(top).with_context(shown)?;
     let mut left_out = SkippedItems::default();
     set_metadata(&mut root, &found, stamp);
@@ -180,7 +181,7 @@ pub fn scan_files(
     let mut scan = DirectoryScan::new(Path::new(""), what.image, root, stamp, &all);
     let mut stack = vec![];
     for source in what.sources {
-        let shown = || source.display().to_string();
+        let shown = || source.shown().to_string();
         let found = match what.recursive {
             true => std::fs::symlink_metadata(source),
             false => std::fs::metadata(source),
@@ -189,7 +190,7 @@ pub fn scan_files(
         ensure!(
             what.recursive || !found.is_dir(),
             "{} is a directory; -r copies it with all it holds",
-            source.display()
+            source.shown()
         );
         // As with `cp`, `DIR/.` copies the contents of DIR.
         let own = if source.as_os_str().as_bytes().ends_with(b"/.") {
@@ -209,7 +210,7 @@ pub fn scan_files(
         ensure!(
             scan.tree.lookup(NodeId::ROOT, name).is_none(),
             "{}: another source has that name",
-            source.display()
+            source.shown()
         );
         let nth = u32::try_from(scan.files.dirs.len()).context("too many sources")?;
         scan.files.dirs.push(real.clone());
@@ -284,15 +285,15 @@ impl<'a> DirectoryScan<'a> {
                 }
                 let path = top.join(&at);
                 let found = std::fs::symlink_metadata(&path);
-                let found = found.with_context(|| path.display().to_string())?;
+                let found = found.with_context(|| path.shown().to_string())?;
                 let nth = u32::try_from(self.files.dirs.len()).context("too many directories")?;
                 self.files.dirs.push(above);
                 let place = SourcePath { path: &path, dir_index: nth, name_there: name };
                 let made = self.add_entry(place, &found, name, dir);
-                match made.with_context(|| path.display().to_string())? {
+                match made.with_context(|| path.shown().to_string())? {
                     Some(made) => dir = made,
                     None if left > 0 && !found.is_dir() => {
-                        bail!("{}: {} is no directory", escape_control_chars(line), path.display())
+                        bail!("{}: {} is no directory", escape_control_chars(line), path.shown())
                     }
                     // Not a directory, or excluded.
                     None => break,
@@ -322,14 +323,14 @@ impl<'a> DirectoryScan<'a> {
         let named = others
             .iter()
             .take(MAX_LISTED_UNREADABLE)
-            .map(|other| format!(", nor {}", other.display()));
+            .map(|other| format!(", nor {}", other.shown()));
         let more = match others.len().saturating_sub(MAX_LISTED_UNREADABLE) {
             0 => String::new(),
             more => format!(", nor {more} others"),
         };
         bail!(
             "{}: this user may not read it{}{more}; --exclude leaves things out",
-            first.display(),
+            first.shown(),
             named.collect::<String>()
         )
     }
@@ -347,17 +348,17 @@ impl<'a> DirectoryScan<'a> {
                 self.unreadable.push(path);
                 return Ok(());
             }
-            entries => entries.with_context(|| path.display().to_string())?,
+            entries => entries.with_context(|| path.shown().to_string())?,
         };
         let mut names = vec![];
         for entry in entries {
-            names.push(entry.with_context(|| path.display().to_string())?.file_name());
+            names.push(entry.with_context(|| path.shown().to_string())?.file_name());
         }
         // Sorted, so that the result does not depend on the source file system.
         names.sort_unstable();
         for name in names {
             let path = path.join(&name);
-            let shown = || path.display().to_string();
+            let shown = || path.shown().to_string();
             let found = std::fs::symlink_metadata(&path).with_context(shown)?;
             let at = SourcePath { path: &path, dir_index: nth, name_there: name.as_bytes() };
             let below = self.add_entry(at, &found, name.as_bytes(), id);
@@ -386,7 +387,7 @@ impl<'a> DirectoryScan<'a> {
                 Ok(Some(NodeKind::File { size_bytes, data, source }))
             }
             Err(error) => {
-                let shown = at.path.display();
+                let shown = at.path.shown();
                 self.files.faults.record_unreadable(format!("{shown}: left out: {error:#}"));
                 Ok(None)
             }
@@ -425,7 +426,7 @@ impl<'a> DirectoryScan<'a> {
         let path = at.path;
         let identity = (found.dev(), found.ino());
         if Some(identity) == self.image {
-            self.left_out.record_skipped("the image itself is", &path.display());
+            self.left_out.record_skipped("the image itself is", &path.shown());
             return Ok(None);
         }
         let kind = found.file_type();
@@ -557,8 +558,8 @@ fn for_each_xattr(
             Err(errno) => return Err(errno.into()),
         };
         if !node.set_xattr(name, value.get(..len).unwrap_or_default()) {
-            let name = String::from_utf8_lossy(name);
-            left_out.record_skipped(&format!("the attribute {name} is"), &path.display());
+            let name = escape_non_utf8(name);
+            left_out.record_skipped(&format!("the attribute {name} is"), &path.shown());
         }
     }
     Ok(())

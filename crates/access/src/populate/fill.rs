@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use draconis_ext::mkfs::{FileSource, FormatOptions, NodeId, NodeKind, Tree, TreeNode};
 use draconis_types::Time;
+use draconis_types::path_bytes::ShowPath;
 
 use super::device_table::{DeviceTable, apply_table};
 use super::transform::{newest_mtime, set_owner, set_times, squash_perms};
@@ -114,7 +115,7 @@ pub fn scan_sources_and_derive(
     }
     if let Some((table, named)) = table {
         let laid = apply_table(source, table, stamp);
-        laid.with_context(|| named.display().to_string())?;
+        laid.with_context(|| named.shown().to_string())?;
     }
     if let Some(follows) = reproducible {
         derive_ids(follows, options, &source.tree);

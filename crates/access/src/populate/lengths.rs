@@ -15,6 +15,8 @@ use std::io::{Error, ErrorKind, Read, Result};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use draconis_types::path_bytes::ShowPath;
+
 use crate::messages::format_bytes;
 
 /// Maximum contents of a file of unknown length, in bytes.
@@ -69,7 +71,7 @@ pub fn metadata_fingerprint(found: &Metadata) -> u64 {
 
 /// Returns the message for a file that changed.
 pub fn changed_file_message(path: &Path) -> String {
-    format!("{}: file changed while it was read; what was read is kept", path.display())
+    format!("{}: file changed while it was read; what was read is kept", path.shown())
 }
 
 /// Contents of files whose length is known only after reading, concatenated in an unnamed

@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use draconis_types::path_bytes::ShowPath;
 
 use super::blob::Blob;
 use super::image::{self, ImageKind, ImageOptions, SourceArchives};
@@ -53,10 +54,10 @@ impl std::fmt::Display for SourceSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Stdin => write!(f, "standard input"),
-            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Path(path) => write!(f, "{}", path.shown()),
             Self::Image { kind, name } => {
                 let prefix = ImageKind::ALL.iter().find(|(_, other)| other == kind);
-                write!(f, "{}{}", prefix.map_or("", |(prefix, _)| prefix), name.display())
+                write!(f, "{}{}", prefix.map_or("", |(prefix, _)| prefix), name.shown())
             }
         }
     }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::Context;
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::{Mode, OFlags};
 
 /// Creates an unnamed file in the directory of `beside`; closing deletes it.
@@ -17,5 +18,5 @@ pub fn temporary_file(beside: &Path) -> anyhow::Result<File> {
     let private = Mode::from_raw_mode(0o600);
     let made = rustix::fs::open(&dir, flags, private)
         .or_else(|_| rustix::fs::open(std::env::temp_dir(), flags, private));
-    Ok(made.with_context(|| format!("{}: no room to unpack it", dir.display()))?.into())
+    Ok(made.with_context(|| format!("{}: no room to unpack it", dir.shown()))?.into())
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use draconis_container::create::NewFormat;
 use draconis_ext::mkfs::{self, FreeSpace, NodeId};
+use draconis_types::path_bytes::ShowPath;
 use rustix::io::Errno;
 
 use super::current_time;
@@ -114,7 +115,7 @@ pub fn image_format(name: Option<&str>) -> Result<Option<NewFormat>> {
     }
 }
 pub(super) fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
-    let shown = image.display();
+    let shown = image.shown();
     let defaults = mkfs::FormatOptions::for_type(&new.kind)
         .with_context(|| format!("{}: no such type; ext2, ext3 and ext4 are made", new.kind))?;
     let mut identities = UuidGenerator::new(None);

@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+use draconis_types::path_bytes::ShowPath;
+
 /// Environment variables that are not empty.
 pub(super) type Environment = BTreeMap<String, String>;
 /// Settings by name. A nested setting is called `s3.endpoint_url`.
@@ -90,12 +92,12 @@ pub(super) fn config_paths(environment: &Environment) -> [Option<PathBuf>; 2] {
 
 /// Returns a path for a message.
 pub(super) fn display_path(path: Option<&Path>) -> String {
-    path.map_or("~/.aws (HOME is not set)".to_owned(), |path| path.display().to_string())
+    path.map_or("~/.aws (HOME is not set)".to_owned(), |path| path.shown().to_string())
 }
 
 fn read_file(path: Option<&Path>) -> Result<Sections, String> {
     let Some(path) = path else { return Ok(Sections::new()) };
-    let shown = path.display();
+    let shown = path.shown();
     let mut bytes = vec![];
     let file = std::fs::File::open(path);
     match file.and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)) {

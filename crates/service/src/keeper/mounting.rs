@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -56,7 +57,7 @@ impl MountResources {
     /// Sends the connection to a worker that succeeds another.
     pub(super) fn send_connection(&self, worker: &Worker, mount: &Mount) {
         if let Err(error) = worker.send_connection(&self.fuse, &self.relays) {
-            log::error!("{}: {error}", mount.mount_point.display());
+            log::error!("{}: {error}", mount.mount_point.shown());
             // The worker would wait for ever. If it is dead already, its death is handled
             // elsewhere.
             worker.kill();
@@ -159,7 +160,7 @@ impl Keeper {
         let none = MountOptions { backing: vec![], parts: vec![], ..mount.options.clone() };
         let options = MountOptions { read_only, ..none };
         let describe = |error| match error {
-            StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
+            StartError::Refused(why) => format!("{}: {why}", mount.volume.shown()),
             other => other.to_string(),
         };
         let device = connection::open_for_rings(&options)?;
@@ -201,8 +202,8 @@ impl Keeper {
         );
         log::info!(
             "{} is mounted on {}, served by process {}",
-            mount.volume.display(),
-            mount.mount_point.display(),
+            mount.volume.shown(),
+            mount.mount_point.shown(),
             mount.state.lock().status.worker_pid
         );
         Ok(notes)
@@ -306,7 +307,7 @@ impl Keeper {
             if options.block_device == Some(true) {
                 return Err(format!("mount option 'fuseblk' cannot be had: {why}"));
             }
-            log::info!("{}: not mounted as a block device: {why}", volume.display());
+            log::info!("{}: not mounted as a block device: {why}", volume.shown());
             if mount.disk.is_none() {
                 let guarded = keep.reacquire_guard(volume, VOLUME_RELEASE_TIMEOUT);
                 guarded.map_err(|busy| format!("{busy} (the kernel did not mount it: {why})"))?;
@@ -317,7 +318,7 @@ impl Keeper {
 }
 
 pub(crate) fn dead_mount_message(mount_point: &Path, volume: &Path) -> String {
-    let (at, volume) = (mount_point.display(), volume.display());
+    let (at, volume) = (mount_point.shown(), volume.shown());
     format!(
         "{at} has a dead mount of {volume} on it: clear it with draconis umount, or mount with \
          --replace"
@@ -374,7 +375,7 @@ fn initial_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> 
 }
 
 fn check_mount_point(mount_point: &Path, place: &Path) -> Result<(), String> {
-    let name = mount_point.display();
+    let name = mount_point.shown();
     // Checked first: a mount whose worker is gone does not answer `stat`.
     match mount_table::find_mount_at(mount_point) {
         Some(entry)

@@ -3,6 +3,8 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use draconis_types::path_bytes::ShowPath;
+
 use super::mounting::MountResources;
 use super::supervision::WorkerSupervision;
 use super::upgrade::UpgradeRequest;
@@ -26,7 +28,7 @@ impl Keeper {
         let cut = || "its connection to the kernel was cut".to_string();
         let why = why.or_else(|| dead.then(cut));
         if let Some(why) = &why {
-            log::error!("{}: {why}", mount.mount_point.display());
+            log::error!("{}: {why}", mount.mount_point.shown());
         }
         {
             // Under the lock: a watcher that registers now sees the end, or is notified.
@@ -64,7 +66,7 @@ impl Keeper {
         held: &mut MountResources,
         (asks, asked): (&Sender<SupervisorEvent>, &Receiver<SupervisorEvent>),
     ) -> Option<String> {
-        let at = mount.mount_point.display();
+        let at = mount.mount_point.shown();
         loop {
             let end = self.watch_worker(mount, &mut worker, &mut held.supervision, asked);
             let began = Instant::now();
@@ -161,7 +163,7 @@ impl Keeper {
                     Ok(SupervisorEvent::Close(waiting)) => {
                         closed = true;
                         if let Err(fault) = worker.close(Instant::now() + VOLUME_CLOSE_TIMEOUT) {
-                            log::error!("{}: {fault}", mount.mount_point.display());
+                            log::error!("{}: {fault}", mount.mount_point.shown());
                         }
                         drop(waiting);
                         None

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::OFlags;
 
 use super::{FUSE_INIT_TIMEOUT, Keeper, Mount, MountPhase, SupervisorEvent, VOLUME_CLOSE_TIMEOUT};
@@ -84,7 +85,7 @@ impl Keeper {
         let mount_point = &mount.mount_point;
         if force && mount.is_served() && !mount.is_responding(FORCED_DETACH_TIMEOUT) {
             // The kernel would also wait for the worker's reply to FUSE_DESTROY.
-            log::error!("{}: its worker does not answer, and is killed", mount_point.display());
+            log::error!("{}: its worker does not answer, and is killed", mount_point.shown());
             mount.kill_worker();
             self.wait_while(mount, Some(WORKER_EXIT_TIMEOUT), Mount::is_served);
         }
@@ -112,14 +113,14 @@ impl Keeper {
             let synced = self.control(mount, ControlRequest::Sync);
             // The last copy may have ended meanwhile.
             if mount.is_served() {
-                synced.map_err(|why| format!("{}: {why}", mount_point.display()))?;
+                synced.map_err(|why| format!("{}: {why}", mount_point.shown()))?;
                 return Ok(Unmounted::Copied { copies });
             }
         }
         if mount.is_served() {
             return Err(format!(
                 "{} is unmounted, but its worker still runs: files are open there",
-                mount_point.display()
+                mount_point.shown()
             ));
         }
         if !force && let Some(device) = source.filter(|source| *source != mount.volume) {
@@ -129,7 +130,7 @@ impl Keeper {
         match mount.phase() {
             // With `force`, the error of the worker is expected.
             MountPhase::Ended { why: Some(why), .. } if !force => {
-                Err(format!("{}: {why}", mount_point.display()))
+                Err(format!("{}: {why}", mount_point.shown()))
             }
             _ => Ok(Unmounted::Gone),
         }
@@ -272,6 +273,6 @@ fn sync_mount(mount_point: &Path) {
     match wait.recv_timeout(SHUTDOWN_SYNC_TIMEOUT) {
         Ok(Ok(())) => {}
         Ok(Err(errno)) => log::error!("{}", describe_errno(mount_point, errno)),
-        Err(_) => log::error!("{}: it does not answer", mount_point.display()),
+        Err(_) => log::error!("{}: it does not answer", mount_point.shown()),
     }
 }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use draconis_exchange::contract::{Contract, disk};
 use draconis_exchange::descriptors;
 use draconis_types::lock::Mutex;
+use draconis_types::path_bytes::ShowPath;
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
@@ -112,7 +113,7 @@ struct HandoverState {
 impl Keeper {
     /// Upgrades to `program`, which replies to `client`. Returns only on failure, with the reason.
     pub(super) fn upgrade(&self, mount: &Mount, program: PathBuf, client: &UnixStream) -> String {
-        let at = mount.mount_point.display();
+        let at = mount.mount_point.shown();
         if mount.phase() != MountPhase::Serving {
             return format!("{at}: nothing serves it");
         }
@@ -193,7 +194,7 @@ impl Keeper {
         let mut command = Command::new(&request.program);
         command.args(["keeper", "--resume"]).stdin(Stdio::from(OwnedFd::from(theirs)));
         let error = command.exec();
-        format!("{} cannot be started: {error}", request.program.display())
+        format!("{} cannot be started: {error}", request.program.shown())
     }
 
     /// Restores the keeper from the handover that the previous program left in `socket`.
@@ -266,7 +267,7 @@ impl Keeper {
         mount: &Arc<Mount>,
         mut held: MountResources,
     ) -> Result<(), String> {
-        let at = mount.mount_point.display();
+        let at = mount.mount_point.shown();
         let read_only = mount.state.lock().status.read_only;
         match held.supervision.start_successor(read_only) {
             Ok(worker) => {
@@ -287,7 +288,7 @@ impl Keeper {
 
 /// Checks that `program` understands the handover and has the required features.
 fn check_program(program: &Path, wants: RequiredFeatures) -> Result<(), String> {
-    let name = program.display();
+    let name = program.shown();
     let mut child = Command::new(program)
         .args(["keeper", "--formats"])
         .stdin(Stdio::null())

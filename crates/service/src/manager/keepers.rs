@@ -10,6 +10,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use draconis_types::path_bytes::ShowPath;
+
 use super::{KEEPER_STATUS_TIMEOUT, MAX_LOST_MOUNTS, Manager};
 use crate::mount_namespace;
 use crate::mount_table;
@@ -81,10 +83,10 @@ impl KeeperHandle {
 
     /// Returns the reason why `other` cannot be mounted beside it, if there is one.
     pub(super) fn conflict_with(&self, other: &KeeperMount) -> Option<String> {
-        let (volume, at) = (self.mount.volume.display(), self.mount.mount_point.display());
+        let (volume, at) = (self.mount.volume.shown(), self.mount.mount_point.shown());
         let is_same = self.mount.identity == other.identity && self.mount.disk == other.disk;
         if !self.is_dead() && is_same {
-            Some(format!("{} is already mounted on {at}", other.volume.display()))
+            Some(format!("{} is already mounted on {at}", other.volume.shown()))
         } else if self.mount.mount_point != other.mount_point || self.is_detached() {
             None
         } else if self.is_dead() {
@@ -192,7 +194,7 @@ impl Manager {
                     self.keepers.lock().insert(id, entry.clone());
                     self.watch_keeper(id, &entry);
                 }
-                other => log::warn!("{}: a keeper answers {other:?}", socket.display()),
+                other => log::warn!("{}: a keeper answers {other:?}", socket.shown()),
             }
         }
         Ok(())

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use draconis_device::{LockMode, try_lock_file};
+use draconis_types::path_bytes::ShowPath;
 
 use super::{
     STORE_CLOSE_TIMEOUT, StartMessage, StoreReply, StoreRequest, io_error_message, receive_message,
@@ -41,7 +42,7 @@ impl ConnectPlan {
         store: &Path,
         read_only: bool,
     ) -> Result<(Self, Option<String>), String> {
-        let shown = store.display();
+        let shown = store.shown();
         let socket = store_socket(sockets, store)?;
         let writable = File::options().read(true).write(true).open(store);
         let note = match &writable {
@@ -83,7 +84,7 @@ impl ConnectPlan {
 
     /// Connects to the store keeper, or starts one; checks that the store is open.
     pub(super) fn find_or_start(self, store: &Path) -> Result<UnixStream, String> {
-        let shown = store.display();
+        let shown = store.shown();
         let until = Instant::now() + RELEASE_TIMEOUT;
         loop {
             let found = match UnixStream::connect(&self.socket) {
