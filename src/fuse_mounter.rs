@@ -70,7 +70,7 @@ fn has_selinux() -> bool {
 fn kernel_options(volume: &Path, options: &MountOptions) -> fuse::KernelOptions {
     let source = options.source.clone();
     fuse::KernelOptions {
-        source: source.unwrap_or_else(|| volume.to_string_lossy().into_owned()),
+        source: source.unwrap_or_else(|| volume.to_path_buf()),
         device: None,
         subtype: options.subtype.clone().unwrap_or_else(|| "draconis".into()),
         contexts: if has_selinux() { options.contexts.clone() } else { vec![] },

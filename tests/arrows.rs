@@ -294,6 +294,35 @@ fn unsafe_code_is_only_in_listed_files() {
     assert!(found.contains("crates/device/src/uring.rs"), "the search finds what is there");
 }
 
+/// Source folders of the program, whose messages name paths of the host.
+const FOLDERS_WITH_MESSAGES: &[&str] = &[
+    "src",
+    "crates/access/src",
+    "crates/bucket/src",
+    "crates/capi/src",
+    "crates/front/src",
+    "crates/service/src",
+];
+
+/// `Path::display` shows two names that are not UTF-8 alike; `ShowPath::shown` does not.
+#[test]
+fn messages_show_every_byte_of_a_path() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut stack: Vec<_> = FOLDERS_WITH_MESSAGES.iter().map(|folder| root.join(folder)).collect();
+    let mut uses = 0;
+    while let Some(path) = stack.pop() {
+        if path.is_dir() {
+            stack.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+            assert!(!code.contains(".display()"), "{}: use `.shown()`", path.display());
+            uses += code.matches(".shown()").count();
+        }
+    }
+    assert!(uses > 200, "{uses}");
+}
+
 /// Known import cycles: a crate, and the number of files in each cycle. None may be added.
 const KNOWN_IMPORT_CYCLES: &[(&str, &[usize])] = &[];
 

@@ -19,6 +19,7 @@ mod vhost_user;
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -31,6 +32,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use draconis_nbd::{Connection, ConnectionError, Export};
 use draconis_types::lock::Mutex;
+use draconis_service::path_members;
 use draconis_types::path_bytes::ShowPath;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -147,15 +149,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Serialize)]
 struct ExportJson<'a> {
     name: &'a str,
-    image: String,
+    #[serde(flatten, with = "path_members::image")]
+    image: PathBuf,
     size_bytes: u64,
     read_only: bool,
     /// Names of the clones that connections get, with N for a number.
     #[serde(skip_serializing_if = "Option::is_none")]
     clones: Option<String>,
     uris: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    vhost_user_socket: Option<String>,
+    #[serde(flatten, with = "path_members::vhost_user_socket")]
+    vhost_user_socket: Option<PathBuf>,
 }
 
 /// JSON form of what is exported.
@@ -256,9 +259,9 @@ fn export_names(arguments: &Arguments) -> anyhow::Result<Vec<String>> {
     ensure!(arguments.name.is_none(), "--name is for one image; several have their file names");
     let mut names: Vec<String> = vec![];
     for image in images {
-        let text = image.file_name().unwrap_or(image.as_os_str()).to_string_lossy();
-        let name = text.rsplit_once('#').map_or(&*text, |(_, name)| name);
-        let shown = image.display();
+        let text = image.file_name().unwrap_or(image.as_os_str()).shown().to_string();
+        let name = text.rsplit_once('#').map_or(text.as_str(), |(_, name)| name);
+        let shown = image.shown();
         ensure!(name.len() <= MAX_NAME_BYTES, "{shown}: a name longer than {MAX_NAME_BYTES} bytes");
         ensure!(
             !names.iter().any(|other| other == name),
@@ -411,7 +414,7 @@ impl Server {
     ) -> anyhow::Result<()> {
         let exports = self.exports.iter().zip(sources).map(|(export, source)| ExportJson {
             name: export.name(),
-            image: source.image.display().to_string(),
+            image: source.image.clone(),
             size_bytes: export.len_bytes(),
             read_only: export.is_read_only(),
             clones: source.clones.as_ref().map(|clones| clones.pattern()),
@@ -423,7 +426,7 @@ impl Server {
             report::print_line(serde_json::to_string(&ExportsJson { exports, confinement })?)?;
         } else {
             for export in &exports {
-                let image = escape_control_chars(export.image.as_bytes());
+                let image = escape_control_chars(export.image.as_os_str().as_bytes());
                 let size = format_bytes(export.size_bytes);
                 let mode = if export.read_only { ", read-only" } else { "" };
                 let of = export.clones.iter().map(|name| format!(", clones {name}"));

@@ -125,7 +125,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if of_deleted.is_some() || options.deleted {
         (options.deleted, options.read_only) = (true, true);
         // The source that the kernel shows tells it from a mount of the volume.
-        options.source.get_or_insert_with(|| format!("{}@deleted", image.display()));
+        let mut source = image.as_os_str().to_owned();
+        source.push("@deleted");
+        options.source.get_or_insert_with(|| source.into());
     }
     let name = image::parse_store_disk(image)?;
     if name.as_ref().is_some_and(StoreDiskName::is_snapshot) && !options.read_only {

@@ -24,6 +24,7 @@ use draconis_device::Disk;
 use draconis_device::sector_map::{MapOf, MappedDisk, SectorMap};
 use draconis_ext::OpenOptions;
 use draconis_ext::rescue::{Loss, Rescue};
+use draconis_service::path_members;
 use draconis_service::sandbox::{self, SandboxProfile, open_beneath};
 use draconis_service::volume;
 use draconis_types::path_bytes::ShowPath;
@@ -100,7 +101,8 @@ struct Summary {
     doubtful: u64,
     /// True if the destination could not take everything.
     failed_to_write: bool,
-    list: String,
+    #[serde(flatten, with = "path_members::list")]
+    list: PathBuf,
 }
 
 /// Name of the list in DIR.
@@ -160,7 +162,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         unnamed: counts.unnamed,
         doubtful: counts.doubtful,
         failed_to_write: failed,
-        list: list_path.display().to_string(),
+        list: list_path,
     };
     print(arguments, &summary)?;
     let is_whole = !failed && counts.lines == 0;
@@ -314,7 +316,7 @@ fn print(arguments: &Arguments, summary: &Summary) -> anyhow::Result<()> {
         report::print_line(format_args!("{count:>9} {text}"))?;
     }
     if summary.incomplete + summary.lost + summary.unnamed + summary.doubtful > 0 {
-        report::print_line(format_args!("which: {}", summary.list))?;
+        report::print_line(format_args!("which: {}", summary.list.shown()))?;
     }
     Ok(())
 }

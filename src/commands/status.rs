@@ -1,5 +1,6 @@
 //! `draconis status`
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -19,7 +20,8 @@ use crate::text::{escape_control_chars, format_bytes};
 /// Show mounts and exports: worker, sandbox, caches, requests, memory, clients.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Print JSON: an object with lists `mounts` and `exports`.
+    /// Print JSON: an object with lists `mounts` and `exports`. A path that is not UTF-8 also has a
+    /// member NAME_hex, with all bytes in hexadecimal.
     #[arg(long)]
     json: bool,
     /// Show only mounts at or below these directories, and no exports.
@@ -118,11 +120,12 @@ fn format_exports(process: &ExportProcess) -> String {
     let mut text = String::new();
     for export in exports {
         let shown = |text: &str| escape_control_chars(text.as_bytes()).to_string();
-        let sockets = export.vhost_user_socket.iter().map(|path| format!("vhost-user {path}"));
+        let sockets =
+            export.vhost_user_socket.iter().map(|path| format!("vhost-user {}", path.shown()));
         let addresses: Vec<_> = export.uris.iter().cloned().chain(sockets).collect();
         text += &format!(
             "{} exported at {}\n  process   {pid}, landlock {}, seccomp {}\n  clients   {}{}, {} requests, {} read, {} written\n",
-            shown(&export.image),
+            escape_control_chars(export.image.as_os_str().as_bytes()),
             shown(&addresses.join(" and ")),
             sandbox.landlock,
             if sandbox.seccomp { "kills" } else { "off" },

@@ -16,6 +16,7 @@ mod format;
 mod manual;
 mod messages;
 mod oci;
+mod odd_paths;
 mod package;
 mod raid_members;
 mod read_commands;

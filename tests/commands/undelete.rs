@@ -302,7 +302,8 @@ fn deleted_files_are_mounted() {
             assert!(found == *bytes || len.is_ok(), "{name}");
         }
         assert!(std::fs::write(mnt.join("new"), b"").is_err());
-        let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+        let mounts = std::fs::read("/proc/mounts").unwrap();
+        let mounts = String::from_utf8_lossy(&mounts);
         let mount = mounts.lines().find(|line| line.contains(at)).unwrap();
         assert!(mount.contains("@deleted") && mount.contains(" ro,"), "{mount}");
         draconis.run_ok(["umount", at]);

@@ -172,9 +172,13 @@ pub fn copy_draconis(to: &Path) {
 }
 
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
-    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
-    let at = |line: &str| PathBuf::from(line.split(' ').nth(1).unwrap_or_default());
-    table.lines().map(at).filter(|at| at.starts_with(dir)).collect()
+    // Mount points need not be UTF-8.
+    let table = std::fs::read("/proc/self/mounts").unwrap();
+    let at = |line: &[u8]| {
+        let name = line.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
+        PathBuf::from(OsStr::from_bytes(name))
+    };
+    table.split(|byte| *byte == b'\n').map(at).filter(|at| at.starts_with(dir)).collect()
 }
 
 pub fn is_root() -> bool {

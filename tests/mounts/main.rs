@@ -18,6 +18,7 @@ mod mount_restart;
 mod mount_ring;
 mod mount_write;
 mod namespaces;
+mod odd_paths;
 mod page_pool;
 mod real_trees;
 mod store_mounts;

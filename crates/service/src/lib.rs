@@ -29,6 +29,7 @@ pub mod mounter;
 mod oplog;
 pub mod options;
 pub mod parts;
+pub mod path_members;
 pub mod protocol;
 pub mod remote_disk;
 mod request_log;

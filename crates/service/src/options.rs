@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use draconis_types::AccessTimes;
 use serde::{Deserialize, Serialize};
 
+use crate::path_members;
+
 /// What `force=` names to have a member of a RAID written.
 pub const FORCE_RAID_MEMBER: &str = "raid-member";
 
@@ -44,10 +46,10 @@ pub struct MountOptions {
     /// Number of the partition that is the volume.
     pub partition: Option<u32>,
     /// Backing files of a disk image, the nearest first.
-    #[serde(default)]
+    #[serde(flatten, with = "path_members::backing")]
     pub backing: Vec<PathBuf>,
     /// Extent files of a disk image, relative to its directory: see [`crate::parts`].
-    #[serde(default)]
+    #[serde(flatten, with = "path_members::parts")]
     pub parts: Vec<PathBuf>,
     /// Mount the deleted files of the volume; implies `read_only`.
     #[serde(default)]
@@ -88,7 +90,8 @@ pub struct MountOptions {
     #[serde(default)]
     pub journal: bool,
     /// Source that the kernel shows, if not the volume.
-    pub source: Option<String>,
+    #[serde(flatten, with = "path_members::source")]
+    pub source: Option<PathBuf>,
     /// File system type that the kernel shows after `fuse.`.
     pub subtype: Option<String>,
     /// Security contexts, as `NAME=VALUE`, for a kernel with SELinux.
@@ -384,7 +387,7 @@ impl MountOptions {
             // Option of fuse2fs: mounts like the kernel's driver.
             "kernel" => (self.allow_other, self.dev, self.suid) = (true, true, true),
             "norecovery" => self.read_only = true,
-            "fsname" => self.source = Some(parse_text_option("fsname", value)?),
+            "fsname" => self.source = Some(parse_text_option("fsname", value)?.into()),
             "subtype" => self.subtype = Some(parse_text_option("subtype", value)?),
             "context" | "fscontext" | "defcontext" | "rootcontext" => {
                 let context = parse_text_option("context", value)?;
@@ -586,6 +589,8 @@ pub fn parse_size(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn parse(list: &str) -> Result<MountOptions, OptionError> {
@@ -636,10 +641,10 @@ mod tests {
         }
         assert!(parse("nodiratime").unwrap().no_directory_atime);
         let options = parse("fsname=my\\,disk,subtype=ext2,errors=continue,grpid").unwrap();
-        assert_eq!(options.source.as_deref(), Some("my,disk"));
+        assert_eq!(options.source.as_deref(), Some(Path::new("my,disk")));
         assert_eq!(options.subtype.as_deref(), Some("ext2"));
         assert!(options.ignore_errors && options.directory_group);
-        assert_eq!(parse("fsname=\"a,b\",ro").unwrap().source.as_deref(), Some("a,b"));
+        assert_eq!(parse("fsname=\"a,b\",ro").unwrap().source.as_deref(), Some(Path::new("a,b")));
         for line in ["data=ordered,delalloc,stripe=4", "data=writeback,journal_checksum"] {
             assert!(parse(line).unwrap().journal, "{line}");
         }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::options::MountOptions;
-
+use crate::path_members;
 use crate::sandbox::Confinement;
 
 /// Longest line that either side accepts, in bytes.
@@ -22,15 +22,17 @@ pub enum Request {
     /// Mount a volume.
     Mount {
         /// The file or device, as an absolute path; or the URL of a remote disk.
+        #[serde(flatten, with = "path_members::volume")]
         volume: PathBuf,
         /// Name of the disk, if the volume is a store.
         #[serde(default)]
         disk: Option<String>,
         /// The directory, as an absolute path.
+        #[serde(flatten, with = "path_members::mount_point")]
         mount_point: PathBuf,
         /// Another name of the directory, for mount(2), if only the client may pass the automount
         /// point there: a descriptor of it in `/proc`.
-        #[serde(default)]
+        #[serde(flatten, with = "path_members::place")]
         place: Option<PathBuf>,
         /// Mount options.
         options: Box<MountOptions>,
@@ -44,6 +46,7 @@ pub enum Request {
     /// Make a mount read-only or writable.
     Remount {
         /// The directory, as an absolute path.
+        #[serde(flatten, with = "path_members::mount_point")]
         mount_point: PathBuf,
         /// The mode to change to.
         read_only: bool,
@@ -51,6 +54,7 @@ pub enum Request {
     /// Unmount a directory.
     Unmount {
         /// The directory, as an absolute path.
+        #[serde(flatten, with = "path_members::mount_point")]
         mount_point: PathBuf,
         /// True to unmount even if it is in use.
         force: bool,
@@ -60,11 +64,13 @@ pub enum Request {
     /// Reply once nothing is mounted there any more.
     Wait {
         /// The directory, as an absolute path.
+        #[serde(flatten, with = "path_members::mount_point")]
         mount_point: PathBuf,
     },
     /// Upgrade to another program: a keeper itself, a manager all of its keepers.
     Upgrade {
         /// The program, as an absolute path.
+        #[serde(flatten, with = "path_members::program")]
         program: PathBuf,
     },
     /// End the manager, but no mount.
@@ -161,7 +167,8 @@ pub struct ExportStatus {
     /// Name for clients; the default export may have none.
     pub name: String,
     /// The image.
-    pub image: String,
+    #[serde(flatten, with = "path_members::image")]
+    pub image: PathBuf,
     /// Length of the disk, in bytes.
     pub size_bytes: u64,
     /// True if clients cannot write.
@@ -169,8 +176,8 @@ pub struct ExportStatus {
     /// Addresses for NBD clients.
     pub uris: Vec<String>,
     /// Socket for a front end of vhost-user.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vhost_user_socket: Option<String>,
+    #[serde(flatten, with = "path_members::vhost_user_socket")]
+    pub vhost_user_socket: Option<PathBuf>,
     /// Clients that use the disk now.
     pub clients: u64,
     /// Requests since the start.
@@ -190,8 +197,10 @@ pub struct ExportStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LostMount {
     /// The file or device.
+    #[serde(flatten, with = "path_members::volume")]
     pub volume: PathBuf,
     /// The directory.
+    #[serde(flatten, with = "path_members::mount_point")]
     pub mount_point: PathBuf,
     /// The reason.
     pub why: String,
@@ -201,6 +210,7 @@ pub struct LostMount {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UpgradeResult {
     /// The directory.
+    #[serde(flatten, with = "path_members::mount_point")]
     pub mount_point: PathBuf,
     /// The reason of a failure.
     pub why: Option<String>,
@@ -210,6 +220,7 @@ pub struct UpgradeResult {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeeperMount {
     /// The name of the volume for users.
+    #[serde(flatten, with = "path_members::volume")]
     pub volume: PathBuf,
     /// Name of the disk, if the file is a store.
     #[serde(default)]
@@ -217,6 +228,7 @@ pub struct KeeperMount {
     /// Device and inode number of the file: two paths may lead to one.
     pub identity: (u64, u64),
     /// The directory.
+    #[serde(flatten, with = "path_members::mount_point")]
     pub mount_point: PathBuf,
     /// Number of the mount namespace of the keeper; older programs do not tell.
     #[serde(default)]
@@ -230,8 +242,10 @@ pub struct MountStatus {
     #[serde(default)]
     pub misses_syncs: bool,
     /// The file or device.
+    #[serde(flatten, with = "path_members::volume")]
     pub volume: PathBuf,
     /// The directory.
+    #[serde(flatten, with = "path_members::mount_point")]
     pub mount_point: PathBuf,
     /// Process id of its worker.
     pub worker_pid: u32,

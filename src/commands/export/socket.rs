@@ -109,11 +109,11 @@ impl Listener {
         }
     }
 
-    /// Returns the path of a Unix socket, as text.
-    pub fn unix_path(&self) -> String {
+    /// Returns the path of a Unix socket.
+    pub fn unix_path(&self) -> PathBuf {
         match &self.address {
-            ListenAddress::Unix(path) => path.display().to_string(),
-            ListenAddress::Tcp(_) => String::new(),
+            ListenAddress::Unix(path) => path.clone(),
+            ListenAddress::Tcp(_) => PathBuf::new(),
         }
     }
 

@@ -52,7 +52,7 @@ pub fn nbd_exports(
 ) -> Vec<ExportStatus> {
     let exports = exports.iter().zip(sources).map(|(export, source)| ExportStatus {
         name: export.name().to_owned(),
-        image: source.image.display().to_string(),
+        image: source.image.clone(),
         size_bytes: export.len_bytes(),
         read_only: export.is_read_only(),
         uris: uris(export.name()),

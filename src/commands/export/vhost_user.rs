@@ -7,6 +7,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -64,7 +65,7 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
         disk = opened;
         name
     });
-    let file_name = image.file_name().unwrap_or(image.as_os_str()).to_string_lossy();
+    let file_name = image.file_name().unwrap_or(image.as_os_str()).shown().to_string();
     let name = arguments.name.as_deref().unwrap_or(&file_name);
     let mut device = Device::new(disk, name);
     if !survives_death {
@@ -79,7 +80,7 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
     }
     let export = ExportJson {
         name,
-        image: image.display().to_string(),
+        image: image.clone(),
         size_bytes: device.properties().len_bytes,
         read_only: device.properties().read_only,
         clones: clone.clone(),
@@ -103,9 +104,9 @@ pub fn run(arguments: &Arguments, socket: &PathBuf) -> anyhow::Result<ExitCode> 
     } else if child.is_none() {
         let mode = if export.read_only { ", read-only" } else { "" };
         let size = format_bytes(export.size_bytes);
-        let image = escape_control_chars(export.image.as_bytes());
+        let image = escape_control_chars(export.image.as_os_str().as_bytes());
         let path = listener.unix_path();
-        let path = escape_control_chars(path.as_bytes());
+        let path = escape_control_chars(path.as_os_str().as_bytes());
         let of = clone.iter().map(|name| format!(", clone {name}"));
         let of: String = of.map(|text| escape_control_chars(text.as_bytes())).collect();
         report::print_line(format_args!("{image} ({size}{mode}{of}): vhost-user {path}"))?;

@@ -1,15 +1,16 @@
 //! Attaches FUSE connections to directories, as root or through `fusermount3`.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr, OsString};
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use draconis_exchange::descriptors;
 use draconis_types::AccessTimes;
+use draconis_types::path_bytes::ShowPath;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::RecvFlags;
@@ -21,9 +22,9 @@ const FUSEBLK_BLOCK_BYTES: u32 = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelOptions {
     /// Source shown in `/proc/mounts`.
-    pub source: String,
-    /// A block device as the source instead, opened exclusively by the mount (root only). To such
-    /// mounts the kernel passes `sync` and `syncfs` on, and sends FUSE_DESTROY.
+    pub source: PathBuf,
+    /// A block device as the source, opened exclusively by the mount (root only). To such mounts the
+    /// kernel passes `sync` and `syncfs` on, and sends FUSE_DESTROY.
     pub device: Option<PathBuf>,
     /// Type shown after `fuse.`.
     pub subtype: String,
@@ -57,7 +58,7 @@ pub enum MountError {
     #[error("/dev/fuse: {}: load the fuse module, or use the commands that need no mount", error_text(.0))]
     NoFuse(rustix::io::Errno),
     /// The kernel refused.
-    #[error("{}: {}", .0.display(), error_text(.1))]
+    #[error("{}: {}", .0.shown(), error_text(.1))]
     Kernel(PathBuf, rustix::io::Errno),
     /// It is in use.
     #[error("it is busy")]
@@ -137,26 +138,30 @@ fn mount_as_root(
     let fuse = fuse.map_err(MountError::NoFuse)?;
     let failed = |errno| MountError::Kernel(dir.into(), errno);
     let mode = rustix::fs::stat(dir).map_err(failed)?.st_mode & 0o170000;
-    let mut data = format!("fd={},rootmode={mode:o},user_id=0,group_id=0", fuse.as_raw_fd());
+    let mut parameters = vec![
+        ("fd", fuse.as_raw_fd().to_string()),
+        ("rootmode", format!("{mode:o}")),
+        ("user_id", "0".to_owned()),
+        ("group_id", "0".to_owned()),
+    ];
+    if options.device.is_some() {
+        parameters.push(("blksize", FUSEBLK_BLOCK_BYTES.to_string()));
+    }
     // Root's mounts are for all users, as those of any file system.
-    data.push_str(",allow_other");
-    if options.default_permissions {
-        data.push_str(",default_permissions");
-    }
-    for context in quoted_contexts(options) {
-        data.push(',');
-        data.push_str(&context);
-    }
+    let mut flags = vec!["allow_other"];
+    flags.extend(options.default_permissions.then_some("default_permissions"));
     let (kind, source) = match &options.device {
-        None => ("fuse", options.source.as_str().into()),
+        None => ("fuse", &options.source),
         Some(device) => {
-            data.push_str(&format!(",blksize={FUSEBLK_BLOCK_BYTES}"));
-            ("fuseblk", device.as_os_str().to_owned())
+            ("fuseblk", device)
         }
     };
+    let parameters = parameters.iter().map(|(name, value)| format!("{name}={value}"));
+    let flags = flags.into_iter().map(str::to_owned);
+    let data: Vec<String> = parameters.chain(flags).chain(quoted_contexts(options)).collect();
+    let data = CString::new(data.join(",")).unwrap_or_default();
     let kind = format!("{kind}.{}", options.subtype);
-    let data = CString::new(data).unwrap_or_default();
-    rustix::mount::mount(&source, dir, kind, mount_flags(options), data.as_c_str())
+    rustix::mount::mount(source, dir, kind, mount_flags(options), data.as_c_str())
         .map_err(failed)?;
     Ok(fuse)
 }
@@ -224,18 +229,21 @@ fn fusermount_error(stderr: &[u8]) -> MountError {
     })
 }
 
-fn fusermount_options(options: &KernelOptions) -> std::ffi::OsString {
-    let escaped = |text: &str| -> String {
-        text.chars()
-            .flat_map(|c| matches!(c, ',' | '\\').then_some('\\').into_iter().chain([c]))
-            .collect()
+fn fusermount_options(options: &KernelOptions) -> OsString {
+    let named = |name: &str, value: &OsStr| {
+        let mut option = name.as_bytes().to_vec();
+        for &byte in value.as_bytes() {
+            option.extend(matches!(byte, b',' | b'\\').then_some(b'\\'));
+            option.push(byte);
+        }
+        option
     };
     let mut list = vec![
-        format!("subtype={}", escaped(&options.subtype)),
-        format!("fsname={}", escaped(&options.source)),
+        named("subtype=", options.subtype.as_ref()),
+        named("fsname=", options.source.as_os_str()),
     ];
     list.push(if options.read_only { "ro" } else { "rw" }.into());
-    list.extend(quoted_contexts(options));
+    list.extend(quoted_contexts(options).map(String::into_bytes));
     for (wanted, name) in [
         (options.allow_other, "allow_other"),
         (options.default_permissions, "default_permissions"),
@@ -248,7 +256,7 @@ fn fusermount_options(options: &KernelOptions) -> std::ffi::OsString {
             list.push(name.into());
         }
     }
-    std::ffi::OsStr::from_bytes(list.join(",").as_bytes()).to_os_string()
+    OsString::from_vec(list.join(&b','))
 }
 
 /// Returns the contexts as the kernel parses them: in quotes, since categories have commas.
@@ -300,7 +308,7 @@ mod tests {
     #[test]
     fn commas_in_source_are_escaped() {
         let options = KernelOptions {
-            source: "/a,b\\c".into(),
+            source: OsStr::from_bytes(b"/a,b\\c\xff").into(),
             device: None,
             subtype: "draconis".into(),
             contexts: vec!["context=system_u:object_r:tmp_t:s0:c1,c2".into()],
@@ -315,8 +323,8 @@ mod tests {
             dir_sync: true,
         };
         assert_eq!(
-            fusermount_options(&options),
-            "subtype=draconis,fsname=/a\\,b\\\\c,ro,\
+            fusermount_options(&options).as_bytes(),
+            b"subtype=draconis,fsname=/a\\,b\\\\c\xff,ro,\
              context=\"system_u:object_r:tmp_t:s0:c1,c2\",allow_other,noatime"
         );
     }

@@ -31,6 +31,7 @@ use crate::connection::NotificationRelays;
 use crate::mounter::Mounter;
 use crate::oplog;
 use crate::options::MountOptions;
+use crate::path_members;
 use crate::protocol::{self, MountStatus, Reply};
 use crate::store_keeper::{StoreDiskHandle, StoreDiskState};
 
@@ -94,10 +95,13 @@ pub(super) struct UpgradeRequest {
 
 #[derive(Serialize, Deserialize)]
 struct HandoverState {
+    #[serde(flatten, with = "path_members::volume")]
     volume: PathBuf,
+    #[serde(flatten, with = "path_members::file")]
     file: PathBuf,
     disk: Option<String>,
     identity: (u64, u64),
+    #[serde(flatten, with = "path_members::mount_point")]
     mount_point: PathBuf,
     options: MountOptions,
     device: Option<String>,
