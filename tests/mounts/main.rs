@@ -17,6 +17,7 @@ mod mount_options;
 mod mount_restart;
 mod mount_ring;
 mod mount_write;
+mod named_source;
 mod namespaces;
 mod odd_paths;
 mod page_pool;

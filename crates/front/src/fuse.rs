@@ -15,6 +15,7 @@ mod decoder;
 mod handler;
 mod init;
 mod mount;
+mod named_source;
 mod notify;
 mod open;
 mod options;

@@ -61,11 +61,10 @@ pub(crate) fn attach(image: impl AsFd) -> io::Result<(PathBuf, OwnedFd)> {
     Err(Errno::BUSY.into())
 }
 
-/// Waits until a loop device has no file: after the unmount of its user, the kernel frees it a
-/// moment later. Returns at once for any other device.
-pub(crate) fn wait_until_free(device: &Path, wait: Duration) {
-    let Ok(name) = device.strip_prefix("/dev") else { return };
-    let file = Path::new("/sys/block").join(name).join("loop/backing_file");
+/// Waits until the loop device with this number, such as `7:2`, has no file: after the unmount of
+/// its user, the kernel frees it a moment later. Returns at once for any other device.
+pub(crate) fn wait_until_free(device: &str, wait: Duration) {
+    let file = Path::new("/sys/dev/block").join(device).join("loop/backing_file");
     let until = Instant::now() + wait;
     while file.exists() && Instant::now() < until {
         std::thread::sleep(RELEASE_PAUSE);

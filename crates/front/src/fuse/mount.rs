@@ -12,8 +12,10 @@ use draconis_exchange::descriptors;
 use draconis_types::AccessTimes;
 use draconis_types::path_bytes::ShowPath;
 use rustix::fs::{Mode, OFlags};
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{MountAttrFlags, MountFlags, UnmountFlags};
 use rustix::net::RecvFlags;
+
+use super::named_source::{self, NamedMount};
 
 /// Block size of a source device: at least that of any disk.
 const FUSEBLK_BLOCK_BYTES: u32 = 4096;
@@ -24,7 +26,8 @@ pub struct KernelOptions {
     /// Source shown in `/proc/mounts`.
     pub source: PathBuf,
     /// A block device as the source, opened exclusively by the mount (root only). To such mounts the
-    /// kernel passes `sync` and `syncfs` on, and sends FUSE_DESTROY.
+    /// kernel passes `sync` and `syncfs` on, and sends FUSE_DESTROY. Where the kernel cannot show
+    /// `source` for it, it shows the device.
     pub device: Option<PathBuf>,
     /// Type shown after `fuse.`.
     pub subtype: String,
@@ -153,6 +156,19 @@ fn mount_as_root(
     let (kind, source) = match &options.device {
         None => ("fuse", &options.source),
         Some(device) => {
+            if *device != options.source {
+                match create_named(device, options, &parameters, &flags) {
+                    Ok(mount) => {
+                        named_source::attach(&mount, dir).map_err(failed)?;
+                        return Ok(fuse);
+                    }
+                    Err(errno) => log::debug!(
+                        "{}: not shown as the source: {}",
+                        options.source.shown(),
+                        error_text(&errno)
+                    ),
+                }
+            }
             ("fuseblk", device)
         }
     };
@@ -164,6 +180,42 @@ fn mount_as_root(
     rustix::mount::mount(source, dir, kind, mount_flags(options), data.as_c_str())
         .map_err(failed)?;
     Ok(fuse)
+}
+
+/// Creates a mount of a block device that the kernel shows as `options.source`.
+fn create_named(
+    device: &Path,
+    options: &KernelOptions,
+    parameters: &[(&str, String)],
+    flags: &[&str],
+) -> rustix::io::Result<OwnedFd> {
+    let contexts = options.contexts.iter().filter_map(|context| context.split_once('='));
+    let others = [("subtype", options.subtype.as_str())].into_iter().chain(contexts);
+    let others = others.map(|(name, value)| (name, value.to_owned()));
+    let parameters: Vec<_> = parameters.iter().cloned().chain(others).collect();
+    let all = mount_flags(options);
+    let mut flags = flags.to_vec();
+    let mut attributes = MountAttrFlags::empty();
+    for (flag, name) in [
+        (MountFlags::RDONLY, "ro"),
+        (MountFlags::LAZYTIME, "lazytime"),
+        (MountFlags::SYNCHRONOUS, "sync"),
+        (MountFlags::DIRSYNC, "dirsync"),
+    ] {
+        flags.extend(all.contains(flag).then_some(name));
+    }
+    for (flag, attribute) in [
+        (MountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
+        (MountFlags::NODEV, MountAttrFlags::MOUNT_ATTR_NODEV),
+        (MountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
+        (MountFlags::NOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        (MountFlags::NOATIME, MountAttrFlags::MOUNT_ATTR_NOATIME),
+        (MountFlags::STRICTATIME, MountAttrFlags::MOUNT_ATTR_STRICTATIME),
+    ] {
+        attributes.set(attribute, all.contains(flag));
+    }
+    let source = &options.source;
+    NamedMount { source, parameters: &parameters, flags: &flags, attributes }.create(device)
 }
 
 fn mount_flags(options: &KernelOptions) -> MountFlags {

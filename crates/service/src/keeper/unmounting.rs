@@ -89,7 +89,9 @@ impl Keeper {
             mount.kill_worker();
             self.wait_while(mount, Some(WORKER_EXIT_TIMEOUT), Mount::is_served);
         }
-        let source = mount_table::find_mount_at(mount_point).map(|entry| entry.source);
+        // The number of a loop device of ours is that of the mount. A volume that is a device itself
+        // stays.
+        let device = mount.state.lock().device.clone().filter(|_| mount.identity.1 != u64::MAX);
         if mount.options.write_back && !force && mount.is_served() {
             // Where copies stay, the kernel writes nothing back.
             sync_mount(mount_point);
@@ -123,7 +125,7 @@ impl Keeper {
                 mount_point.shown()
             ));
         }
-        if !force && let Some(device) = source.filter(|source| *source != mount.volume) {
+        if !force && let Some(device) = device {
             // The next command finds the image in use while the loop device exists.
             loop_device::wait_until_free(&device, LOOP_RELEASE_TIMEOUT);
         }
