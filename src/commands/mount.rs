@@ -226,9 +226,16 @@ fn mount_in_foreground(
     print_reply(request_or_start(directory, request)?)?;
     let other = directory.clone();
     super::serve::on_signal(move || {
-        if let Some(manager) = other.connect() {
+        let Some(manager) = other.connect() else { return };
+        match send_request(&manager, &unmount) {
+            // The wait below would last as long as the copies.
+            Ok(reply @ Reply::Copied { .. }) => {
+                let _ = print_reply(reply);
+                std::process::exit(0);
+            }
+            Ok(Reply::Failed { why }) => report::warn_line(format_args!("draconis: {why}")),
             // The wait below reports the result.
-            let _ = send_request(&manager, &unmount);
+            _ => {}
         }
     })?;
     match request_or_start(directory, &wait)? {

@@ -1,6 +1,9 @@
 //! Mounts and mount namespaces: each namespace has a manager of its own.
 
 use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::volume::run_e2fsck;
 use crate::common::{
@@ -184,4 +187,74 @@ fn unmount_leaves_copies_and_names_them() {
     std::fs::write(at.join("newer"), "x").unwrap();
     assert_eq!(unmount(&at), "");
     run_e2fsck(&image);
+}
+
+#[test]
+fn foreground_mount_names_copies_at_ctrl_c() {
+    if !has_namespaces("a foreground mount with copies") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = make_volume(&draconis, "a.img");
+    let (at, bound) = (draconis.make_dir("at"), draconis.make_dir("bound"));
+    let mut command = draconis.command();
+    command.args(["mount", "-f"]).args([&image, &at]).stderr(Stdio::piped());
+    let mounted = command.spawn().unwrap();
+    wait_until("it is served", || draconis.status()["mounts"][0]["state"] == "serving");
+    let bind = Command::new("mount").arg("--bind").args([&at, &bound]).status();
+    assert!(bind.unwrap().success());
+    let holding = draconis.spawn_in_mount_namespace("while [ ! -e go ]; do sleep 0.01; done");
+    let pid = Pid::from_raw(mounted.id() as i32).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    let ended = mounted.wait_with_output().unwrap();
+    let output = String::from_utf8(ended.stderr).unwrap();
+    assert!(ended.status.success(), "{output}");
+    for holder in [
+        format!("a mount on {}", bound.display()),
+        format!("the mount namespace of process {} (sh)", holding.id()),
+    ] {
+        assert!(output.contains("goes on in ") && output.contains(&holder), "{output}");
+    }
+    assert!(mounts_below(&at).is_empty());
+    draconis.run_ok(["umount".as_ref(), bound.as_os_str()]);
+    std::fs::write(draconis.path("go"), "").unwrap();
+    assert!(holding.wait_with_output().unwrap().status.success());
+    wait_until("no mount is left", || draconis.status()["mounts"] == serde_json::json!([]));
+    run_e2fsck(&image);
+}
+
+#[test]
+fn upgrade_names_mounts_of_other_namespaces() {
+    if !has_namespaces("upgrading beside another namespace") {
+        return;
+    }
+    let draconis = Draconis::new();
+    make_volume(&draconis, "a.img");
+    let here = make_volume(&draconis, "b.img");
+    let (out, within) = (draconis.mount(&here, "out", "ro"), draconis.make_dir("in"));
+    let shell = draconis.spawn_in_mount_namespace(
+        r#"
+        "$DRACONIS" mount a.img in
+        echo > mounted
+        while [ ! -e go ]; do sleep 0.01; done
+        "$DRACONIS" umount in
+        "#,
+    );
+    wait_until("it is mounted", || draconis.path("mounted").exists());
+    let keeper = draconis.status()["other_namespaces"][0]["keeper_pid"].clone();
+    let upgraded = draconis.run(["upgrade"]);
+    let output = String::from_utf8(upgraded.stdout).unwrap();
+    let errors = String::from_utf8(upgraded.stderr).unwrap();
+    assert!(!upgraded.status.success(), "{output}{errors}");
+    assert!(output.starts_with(&format!("{} goes on with", out.display())), "{output}{errors}");
+    let named = format!(
+        "{}: not upgraded, since it is in another mount namespace: nsenter -t {keeper} -m",
+        within.display()
+    );
+    assert!(errors.contains(&named) && errors.lines().count() == 1, "{errors}");
+    std::fs::write(draconis.path("go"), "").unwrap();
+    assert!(shell.wait_with_output().unwrap().status.success());
+    let upgraded = draconis.run_ok(["upgrade"]);
+    assert!(upgraded.contains("goes on with"), "{upgraded}");
+    draconis.run_ok(["umount".as_ref(), out.as_os_str()]);
 }

@@ -113,6 +113,12 @@ impl RetryingStore {
         self.unanswered.oldest(AWAY_AFTER)
     }
 
+    /// Returns the error of the request that has waited longest, with the next step.
+    pub fn unanswered_error(&self) -> Option<Error> {
+        let (why, _) = self.unanswered.oldest(Duration::ZERO)?;
+        Some(self.error("writing", "", &RequestError::Transient(why)))
+    }
+
     /// Returns the back-off after the bucket was unreachable.
     pub fn next_backoff(&self) -> Duration {
         (self.pause * 10).min(MAX_RETRY_PAUSE)

@@ -11,7 +11,7 @@ use draconis_testkit::wait::wait_until;
 use draconis_testkit::{Fault, FaultDisk, FaultTarget, conform};
 use draconis_types::Block;
 
-use crate::common::UnreachableBucket;
+use crate::common::{NO_ROUTE, UnreachableBucket};
 
 const LEN_BYTES: u64 = 1 << 20;
 const JOURNAL_BYTES: usize = 256 << 10;
@@ -70,7 +70,8 @@ fn read(disk: &BucketDisk, sector: u64) -> Result<u8, Error> {
 /// Writes sectors 100 to 109 and the first one while the bucket is away, and dies.
 fn leave_unsent_writes(memory: &MemoryBucket, journal: Option<JournalDevice>) {
     let away = Arc::new(AtomicBool::new(false));
-    let engine = Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone()));
+    let engine =
+        Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone(), NO_ROUTE));
     let how = options("the one that died", 2, journal);
     let disk = BucketDisk::open(engine, "memory", &how).unwrap();
     away.store(true, Ordering::SeqCst);
@@ -155,7 +156,8 @@ fn uploads_resume_when_bucket_returns() {
     let memory = MemoryBucket::default();
     create_bucket_disk(&memory);
     let (drive, away) = (journal_disk(JOURNAL_BYTES), Arc::new(AtomicBool::new(false)));
-    let engine = Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone()));
+    let engine =
+        Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone(), NO_ROUTE));
     let disk = BucketDisk::open(engine, "memory", &options("x", 2, journal_on(&drive))).unwrap();
     away.store(true, Ordering::SeqCst);
     write(&disk, 100, 1).unwrap();
@@ -217,7 +219,8 @@ fn full_journal_blocks_writers() {
     let memory = MemoryBucket::default();
     create_bucket_disk(&memory);
     let (drive, away) = (journal_disk(64 << 10), Arc::new(AtomicBool::new(false)));
-    let engine = Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone()));
+    let engine =
+        Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone(), NO_ROUTE));
     let deadline = Duration::from_secs(60);
     let how = BucketOptions { deadline, ..options("x", 2, journal_on(&drive)) };
     let disk = BucketDisk::open(engine, "memory", &how).unwrap();
@@ -243,25 +246,32 @@ fn full_journal_blocks_writers() {
 
 #[test]
 fn full_journal_during_outage_stops_writes_without_loss() {
-    let memory = MemoryBucket::default();
-    create_bucket_disk(&memory);
-    let (drive, away) = (journal_disk(64 << 10), Arc::new(AtomicBool::new(false)));
-    let engine = Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone()));
-    let disk = BucketDisk::open(engine, "memory", &options("x", 2, journal_on(&drive))).unwrap();
-    away.store(true, Ordering::SeqCst);
-    let mut written = 0;
-    let said = loop {
-        match write(&disk, 100 + written, written as u8 + 1) {
-            Ok(()) => written += 1,
-            Err(error) => break error.to_string(),
+    for (error, advice) in [(NO_ROUTE, "--deadline"), ("403 AccessDenied", "has no permission")] {
+        let memory = MemoryBucket::default();
+        create_bucket_disk(&memory);
+        let (drive, away) = (journal_disk(64 << 10), Arc::new(AtomicBool::new(false)));
+        let engine = UnreachableBucket(memory.client(Faults::default()), away.clone(), error);
+        let how = options("x", 2, journal_on(&drive));
+        let disk = BucketDisk::open(Arc::new(engine), "memory", &how).unwrap();
+        away.store(true, Ordering::SeqCst);
+        let mut written = 0;
+        let said = loop {
+            match write(&disk, 100 + written, written as u8 + 1) {
+                Ok(()) => written += 1,
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(said.contains("/var/the journal is full"), "{said}");
+        for part in [error, advice, "the next command or mount with this journal sends it"] {
+            assert!(said.contains(part), "{said}");
         }
-    };
-    assert!(said.contains("/var/the journal is full") && said.contains("--deadline"), "{said}");
-    assert!(written > 20, "{written}");
-    drop(disk);
-    let disk = open_disk(&memory, &options("y", 3, journal_on(&drive))).unwrap();
-    for nth in 0..written {
-        assert_eq!(read(&disk, 100 + nth), Ok(nth as u8 + 1));
+        assert_eq!(said.contains("--deadline"), error == NO_ROUTE, "{said}");
+        assert!(written > 20, "{written}");
+        drop(disk);
+        let disk = open_disk(&memory, &options("y", 3, journal_on(&drive))).unwrap();
+        for nth in 0..written {
+            assert_eq!(read(&disk, 100 + nth), Ok(nth as u8 + 1));
+        }
     }
 }
 
@@ -383,7 +393,8 @@ fn journal_file_never_overwrites_other_files() {
 
 fn leave_unsent_writes_in_file(memory: &MemoryBucket, path: &std::path::Path) {
     let away = Arc::new(AtomicBool::new(false));
-    let engine = Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone()));
+    let engine =
+        Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone(), NO_ROUTE));
     let journal = JournalDevice::file(path, 16 << 20, 2).unwrap();
     let disk = BucketDisk::open(engine, "memory", &options("x", 2, Some(journal))).unwrap();
     away.store(true, Ordering::SeqCst);

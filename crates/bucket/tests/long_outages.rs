@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::common::UnreachableBucket;
+use crate::common::{NO_ROUTE, UnreachableBucket};
 use draconis_bucket::{BucketDisk, BucketOptions, MemoryBucket};
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{CreateOptions, Error, LayoutKind, OpenOptions, Profile, Store};
@@ -54,7 +54,8 @@ fn open(
     is_away: &Arc<AtomicBool>,
     read_only: bool,
 ) -> (Arc<BucketDisk>, Kv) {
-    let client = Arc::new(UnreachableBucket(server.client(Default::default()), is_away.clone()));
+    let client =
+        Arc::new(UnreachableBucket(server.client(Default::default()), is_away.clone(), NO_ROUTE));
     let disk = match read_only {
         true => BucketDisk::open_to_read(client, "memory", &options()),
         false => BucketDisk::open(client, "memory", &options()),

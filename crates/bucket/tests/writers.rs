@@ -11,7 +11,7 @@ use draconis_bucket::{
 use draconis_device::{Disk, Error, Extent, Group, Write};
 use draconis_types::Block;
 
-use crate::common::UnreachableBucket;
+use crate::common::{NO_ROUTE, UnreachableBucket};
 
 const LEN_BYTES: u64 = 1 << 20;
 
@@ -339,7 +339,8 @@ fn unreachable_bucket_is_retried_then_used() {
     let memory = MemoryBucket::default();
     write(&create_disk(&memory), 100, 1).unwrap();
     let away = Arc::new(AtomicBool::new(false));
-    let engine = Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone()));
+    let engine =
+        Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone(), NO_ROUTE));
     let how = BucketOptions { deadline: Duration::from_millis(20), ..options("", 0) };
     let reader = BucketDisk::open_to_read(engine, "memory", &how).unwrap();
     away.store(true, Ordering::SeqCst);

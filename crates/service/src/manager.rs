@@ -264,8 +264,11 @@ impl Manager {
         Status { manager_pid, mounts, lost, other_namespaces, ..Status::default() }
     }
 
-    /// Upgrades all mounts to `program`, one after the other.
+    /// Upgrades all mounts to `program`, one after the other. Those of other mount namespaces, which
+    /// this manager cannot reach, are failures.
     fn upgrade(&self, program: &Path) -> Vec<UpgradeResult> {
+        // Listed first: see `status`.
+        let all = self.directory.keeper_ids().unwrap_or_default();
         let keepers = self.keepers().into_iter().filter(|keeper| !keeper.is_dead());
         let upgrade = |keeper: &KeeperHandle| {
             let request = Request::Upgrade { program: program.to_path_buf() };
@@ -282,7 +285,18 @@ impl Manager {
             };
             Some(UpgradeResult { mount_point, why })
         };
-        keepers.filter_map(|keeper| upgrade(&keeper)).collect()
+        let mut results: Vec<_> = keepers.filter_map(|keeper| upgrade(&keeper)).collect();
+        let others = self.query_other_namespaces(&all).into_iter();
+        results.extend(others.filter(|mount| mount.why.is_none()).map(|mount| UpgradeResult {
+            why: Some(format!(
+                "{}: not upgraded, since it is in another mount namespace: nsenter -t {} -m \
+                 draconis upgrade upgrades it",
+                mount.mount_point.shown(),
+                mount.keeper_pid
+            )),
+            mount_point: mount.mount_point,
+        }));
+        results
     }
 
     /// Unmounts everything, in use or not. Changes made so far are written to the volumes; later

@@ -277,12 +277,14 @@ impl SharedState {
         }
         let since = keeping.no_progress_since.map_or(now, |(since, ..)| since);
         if now.duration_since(since) > self.bucket.deadline() + SPACE_POLL_INTERVAL {
-            let (place, address) = (&keeping.place, &self.bucket.address);
+            let (place, address) = (keeping.place.clone(), &self.bucket.address);
+            let away = state.away.as_ref().map(|away| away.why.clone());
+            let why = away.or_else(|| self.bucket.unanswered_error().map(|why| why.to_string()));
             let error = remote(format!(
-                "{place} is full, and {address} has taken nothing of it for {} seconds: see that the \
-                 bucket can be reached, or allow it more time with --deadline. What was acknowledged \
-                 is in {place}",
-                self.bucket.deadline().as_secs()
+                "{place} is full, and {address} has taken nothing of it for {} seconds{}. What was \
+                 acknowledged is in {place}: the next command or mount with this journal sends it",
+                self.bucket.deadline().as_secs(),
+                why.map(|why| format!(": {why}")).unwrap_or_default(),
             ));
             state.error.get_or_insert(error);
         }

@@ -6,8 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use draconis_bucket::{BucketApi, ListEntry, MemoryBucket, RequestError, RequestResult};
 
-/// A bucket that can be out of reach.
-pub struct UnreachableBucket(pub MemoryBucket, pub Arc<AtomicBool>);
+/// Error of a bucket that cannot be reached.
+pub const NO_ROUTE: &str = "no route to it";
+
+/// A bucket that can be out of reach, and its error then.
+pub struct UnreachableBucket(pub MemoryBucket, pub Arc<AtomicBool>, pub &'static str);
 
 impl UnreachableBucket {
     fn answer_if_reachable<T>(
@@ -15,7 +18,7 @@ impl UnreachableBucket {
         request: impl FnOnce(&MemoryBucket) -> RequestResult<T>,
     ) -> RequestResult<T> {
         match self.1.load(Ordering::SeqCst) {
-            true => Err(RequestError::Transient("no route to it".to_owned())),
+            true => Err(RequestError::Transient(self.2.to_owned())),
             false => request(&self.0),
         }
     }
