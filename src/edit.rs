@@ -95,7 +95,8 @@ pub fn edit_volume<T>(
     place: &WriteArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let opened = (image::open_writable(image)?, BackingFiles::open(image, &place.backing)?);
+    let opened =
+        (image::open_writable(image, place.force)?, BackingFiles::open(image, &place.backing)?);
     image::confine_to_open_files()?;
     edit_open_image(opened, image, place, work)
 }

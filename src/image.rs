@@ -180,9 +180,14 @@ pub fn parse_store_disk(image: &Path) -> anyhow::Result<Option<StoreDiskName>> {
 }
 
 /// Opens the store of a disk for writing, exclusively.
-pub fn open_store_disk_exclusive(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
+pub fn open_store_disk_exclusive(
+    name: StoreDiskName,
+    force: Option<Force>,
+) -> anyhow::Result<UnreadStoreDisk> {
     name.check_writable(true)?;
-    let Some(address) = bucket::bucket_url(&name.store) else { return name.open_exclusive() };
+    let Some(address) = bucket::bucket_url(&name.store) else {
+        return name.open_exclusive(force == Some(Force::RaidMember));
+    };
     let (disk, claim) = bucket::start_disk_process(address, true)?;
     name.open_remote(disk, true, claim)
 }
@@ -195,11 +200,11 @@ pub fn open_store_disk_shared(name: StoreDiskName) -> anyhow::Result<UnreadStore
 }
 
 /// Opens an existing image for writing, exclusively.
-pub fn open_writable(image: &Path) -> anyhow::Result<UnreadImage> {
+pub fn open_writable(image: &Path, force: Option<Force>) -> anyhow::Result<UnreadImage> {
     refuse_output(image, &[])?;
     match parse_store_disk(image)? {
-        Some(name) => open_store_disk_exclusive(name).map(UnreadImage::InStore),
-        None => by_path::open_writable(image),
+        Some(name) => open_store_disk_exclusive(name, force).map(UnreadImage::InStore),
+        None => by_path::open_writable(image, force == Some(Force::RaidMember)),
     }
 }
 

@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     // Both images are opened before the process is confined.
     let other = if same { None } else { Some(image::open_readable(from)?) };
-    let opened = image::open_writable(&dest.image)?;
+    let opened = image::open_writable(&dest.image, arguments.place.force)?;
     // With two images, the backing files belong to the source.
     let behind = BackingFiles::open(from, &arguments.place.backing)?;
     image::confine_to_open_files()?;
@@ -106,7 +106,7 @@ fn copy_within_store(
     keep: PreserveAttributes,
 ) -> anyhow::Result<ExitCode> {
     let (dest, _) = arguments.targets.split_last().context("nothing to copy")?;
-    let store = image::open_store_disk_exclusive(to)?;
+    let store = image::open_store_disk_exclusive(to, arguments.place.force)?;
     image::confine_to_open_files()?;
     let store = store.open()?;
     let shown = from.to_string();

@@ -23,6 +23,7 @@ use draconis_types::path_bytes::ShowPath;
 
 use crate::archive_args::ArchiveArgs;
 use crate::edit::OwnerArg;
+use crate::image::Force;
 use crate::progress::{ByteProgress, ProgressMode};
 use crate::{image, report, text};
 
@@ -222,18 +223,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         partition: arguments.partition,
         ..VolumeLocation::default()
     };
+    let force = arguments.force.clone().unwrap_or_default();
+    let member = force.allows_raid_member().then_some(Force::RaidMember);
     let opened = match image::parse_store_disk(image)? {
         _ if at.offset_bytes.is_some() || at.partition.is_some() => {
-            let whole = image::open_writable(image)?;
+            let whole = image::open_writable(image, member)?;
             confine()?;
             FormatDestination::Part(PartitionTarget::locate(image, whole.into_disk()?, &at)?)
         }
         Some(name) => {
-            FormatDestination::open_store_disk(image::open_store_disk_exclusive(name)?, confine)?
+            let store = image::open_store_disk_exclusive(name, member)?;
+            FormatDestination::open_store_disk(store, confine)?
         }
         None => FormatDestination::open(image, confine)?,
     };
-    let force = arguments.force.clone().unwrap_or_default();
     opened.check_overwrite(image, &force, "--force")?;
     if let (Some(held), None) = (opened.container_format()?, arguments.image_format) {
         let anew = match held {

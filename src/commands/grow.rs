@@ -38,7 +38,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let behind = BackingFiles::open(image, &place.backing)?;
     let base = match in_store {
         Some(name) => {
-            let store = image::open_store_disk_exclusive(name)?;
+            let store = image::open_store_disk_exclusive(name, arguments.place.force)?;
             image::confine_to_open_files()?;
             ResizeTarget::InStore(store.open()?)
         }

@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         );
     }
     let opened = (
-        image::open_writable(&target.image)?,
+        image::open_writable(&target.image, arguments.place.force)?,
         BackingFiles::open(&target.image, &arguments.place.backing)?,
     );
     edit::edit_open_image(opened, &target.image, &arguments.place, |volume| {

@@ -178,7 +178,7 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
         .as_deref()
         .map(|path| File::open(path).with_context(|| path.shown().to_string()));
     let saved = saved.transpose()?;
-    let opened = image::open_writable(image)?;
+    let opened = image::open_writable(image, force)?;
     let behind = BackingFiles::open(image, &arguments.place.backing)?;
     let undo = arguments.undo.as_deref().map(create_file).transpose()?;
     let scratch = arguments.scratch.as_deref().map(create_file).transpose()?;

@@ -29,7 +29,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = arguments.image.shown();
     let now = edit::now_or_source_date()?;
-    let opened = image::open_writable(&arguments.image)?;
+    let opened = image::open_writable(&arguments.image, arguments.place.force)?;
     let behind = BackingFiles::open(&arguments.image, &arguments.place.backing)?;
     image::confine_to_open_files()?;
     let part =

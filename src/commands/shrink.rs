@@ -46,7 +46,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let behind = BackingFiles::open(image, &place.backing)?;
     let base = match image::parse_store_disk(image)? {
         Some(name) => {
-            let store = image::open_store_disk_exclusive(name)?;
+            let store = image::open_store_disk_exclusive(name, arguments.place.force)?;
             image::confine_to_open_files()?;
             ResizeTarget::InStore(store.open()?)
         }

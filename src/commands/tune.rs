@@ -144,8 +144,8 @@ fn apply_changes(
     clears: bool,
     now: Time,
 ) -> anyhow::Result<Arc<dyn Disk>> {
-    let shown = arguments.image.display();
-    let opened = image::open_writable(&arguments.image)?;
+    let shown = arguments.image.shown();
+    let opened = image::open_writable(&arguments.image, arguments.place.force)?;
     let behind = BackingFiles::open(&arguments.image, &arguments.place.backing)?;
     image::confine_to_open_files()?;
     interrupt::watch();

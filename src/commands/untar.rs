@@ -49,7 +49,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let stamp = timestamp_policy()?;
     let opened = (
-        image::open_writable(&target.image)?,
+        image::open_writable(&target.image, arguments.place.force)?,
         BackingFiles::open(&target.image, &arguments.place.backing)?,
     );
     let root = TreeNode::new(NodeKind::Directory, 0o755).with_all_times(stamp.now);

@@ -39,7 +39,7 @@ fn writer_process() {
             let disk = BucketDisk::open(Arc::new(engine), &address, &options).unwrap();
             Store::open(Arc::new(disk), &Default::default()).unwrap()
         }
-        false => draconis_access::stores::open_exclusive(Path::new(&address)).unwrap(),
+        false => draconis_access::stores::open_exclusive(Path::new(&address), false).unwrap(),
     };
     let kv = Kv::new(store);
     let last = kv.get(b"a").unwrap();
@@ -247,7 +247,7 @@ fn followers_of_a_file() {
     writer.kill().unwrap();
     writer.wait().unwrap();
     // While a program writes, other commands say how to read.
-    let _writer = draconis_access::stores::open_exclusive(Path::new(&file)).unwrap();
+    let _writer = draconis_access::stores::open_exclusive(Path::new(&file), false).unwrap();
     let errors = place.run_failing(&["kv", "get", &file, "a"]);
     assert!(errors.contains("is in use") && errors.contains("--follow"), "{errors}");
     assert!(!away.exists());

@@ -12,7 +12,9 @@ use crate::common::{Draconis, has_tool};
 use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, SubmitOptions, Write};
 use draconis_exchange::channel::session::{Session, accept};
 use draconis_exchange::descriptors;
-use draconis_service::store_process::{AttachedDisk, StoreError, StoreProcess, open_session_disk};
+use draconis_service::store_process::{
+    AttachedDisk, StoreAccess, StoreError, StoreProcess, open_session_disk,
+};
 use draconis_testkit::conform;
 use draconis_types::Block;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
@@ -49,7 +51,7 @@ impl TestStore {
     }
 
     fn start_process(&self) -> StoreProcess {
-        StoreProcess::start(program_path(), self.open_store_file(true), false).unwrap()
+        StoreProcess::start(program_path(), self.open_store_file(true), StoreAccess::Write).unwrap()
     }
 }
 
@@ -216,12 +218,14 @@ fn non_stores_and_missing_disks_are_refused() {
     let file = place.draconis.path("zeros");
     std::fs::write(&file, vec![0; 1 << 20]).unwrap();
     let zeros = std::fs::File::options().read(true).write(true).open(&file).unwrap();
-    let said = match StoreProcess::start(program_path(), zeros.into(), false) {
+    let said = match StoreProcess::start(program_path(), zeros.into(), StoreAccess::Write) {
         Err(StoreError::Refused(said)) => said,
         _ => panic!("zeros are no store"),
     };
     assert!(said.contains("no superblock"), "{said}");
-    let process = StoreProcess::start(program_path(), place.open_store_file(false), true).unwrap();
+    let process =
+        StoreProcess::start(program_path(), place.open_store_file(false), StoreAccess::Read)
+            .unwrap();
     let said = refusal_message(process.attach("other", true, own_pidfd().as_fd()));
     assert_eq!(said, "the store has no disk other");
     // All disks of a read-only store are read-only.

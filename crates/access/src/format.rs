@@ -161,7 +161,7 @@ impl FormatDestination {
         let Some(name) = StoreDiskName::parse(image) else {
             return Ok(Self::File(host_file::open_exclusive(image)?));
         };
-        Self::open_store_disk(name.open_exclusive()?, confine)
+        Self::open_store_disk(name.open_exclusive(false)?, confine)
     }
 
     /// Opens a disk in a store that is already open and locked.

@@ -208,10 +208,11 @@ fn part_names(image: &Path) -> Option<Vec<String>> {
     }
 }
 
-/// Opens an existing image read-write and locks it exclusively.
-pub fn open_writable(image: &Path) -> anyhow::Result<UnreadImage> {
+/// Opens an existing image read-write and locks it exclusively; a disk in a store on a member of a
+/// RAID only with `force_raid_member`.
+pub fn open_writable(image: &Path, force_raid_member: bool) -> anyhow::Result<UnreadImage> {
     if let Some(name) = StoreDiskName::parse(image) {
-        return name.open_exclusive().map(UnreadImage::InStore);
+        return name.open_exclusive(force_raid_member).map(UnreadImage::InStore);
     }
     let name = image.shown();
     let none = || not_found_error(format!("{name}: no such file; draconis format makes a volume"));

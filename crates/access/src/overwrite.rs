@@ -11,7 +11,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use draconis_container::signature::{DetectedContent, EXT_KIND};
+use draconis_container::signature::{DetectedContent, EXT_KIND, RAID_CONTENT};
 use rustix::io::Errno;
 
 use crate::error::Error;
@@ -48,6 +48,11 @@ impl OverwritePermission {
     /// Converts the plain flag of a caller that knows no kinds.
     pub fn from_force_flag(is_forced: bool) -> Self {
         if is_forced { Self::Usual } else { Self::Nothing }
+    }
+
+    /// Returns true if a member of a RAID may be written.
+    pub fn allows_raid_member(&self) -> bool {
+        matches!(self, Self::Kind(kind) if kind == RAID_CONTENT.kind)
     }
 
     /// Returns true if contents of the usual kinds may be overwritten.

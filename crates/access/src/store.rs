@@ -110,7 +110,7 @@ impl Store {
     /// # Errors
     /// As [`Store::open`]; the store is in use.
     pub fn open_for_writing(path: &Path) -> Result<Arc<Self>> {
-        Ok(Self::new(path, stores::open_exclusive(path)?, false))
+        Ok(Self::new(path, stores::open_exclusive(path, false)?, false))
     }
 
     fn new(path: &Path, store: Arc<draconis_objects::Store>, follows: bool) -> Arc<Self> {

@@ -28,7 +28,7 @@ use draconis_types::path_bytes::ShowPath;
 use crate::error::not_found_error;
 use crate::host_file;
 use crate::messages::format_bytes;
-use crate::stores::{lock_store_shared, with_context};
+use crate::stores::{lock_store_shared, refuse_raid_member, with_context};
 
 /// Magic at the start of a store.
 const STORE_MAGIC: &[u8; 8] = b"DracoObj";
@@ -67,12 +67,13 @@ impl StoreDiskName {
         self.open_in_file(file, false)
     }
 
-    /// Opens the store read-write with an exclusive lock.
-    pub fn open_exclusive(self) -> anyhow::Result<UnreadStoreDisk> {
+    /// Opens the store read-write with an exclusive lock; on a member of a RAID only with
+    /// `force_raid_member`.
+    pub fn open_exclusive(self, force_raid_member: bool) -> anyhow::Result<UnreadStoreDisk> {
         self.check_writable(true)?;
         let none = || not_found_error(format!("{}: no such file", self.store.shown()));
         let file = host_file::open_exclusive(&self.store)?.ok_or_else(none)?;
-        self.open_in_file(file, true)
+        Ok(UnreadStoreDisk { force_raid_member, ..self.open_in_file(file, true)? })
     }
 
     /// Returns true if the name is that of a snapshot, which is read-only.
@@ -85,8 +86,8 @@ impl StoreDiskName {
         // tool does.
         let options = FileOptions { write, direct: write, uring: false };
         let file = OpenedFile::new(file.into(), options);
-        let file = file.with_context(|| self.store.display().to_string())?;
-        Ok(UnreadStoreDisk { below: StoreBacking::File(file), of: self, write, claim: None })
+        let file = file.with_context(|| self.store.shown().to_string())?;
+        Ok(UnreadStoreDisk::new(StoreBacking::File(file), self, write, None))
     }
 
     /// Opens a store that is not in a file, over the disk of another process. Holds `claim` while
@@ -98,7 +99,7 @@ impl StoreDiskName {
         claim: Option<File>,
     ) -> anyhow::Result<UnreadStoreDisk> {
         self.check_writable(write)?;
-        Ok(UnreadStoreDisk { below: StoreBacking::Served(disk), of: self, write, claim })
+        Ok(UnreadStoreDisk::new(StoreBacking::Served(disk), self, write, claim))
     }
 
     /// Refuses to open a snapshot for writing.
@@ -155,6 +156,7 @@ pub struct UnreadStoreDisk {
     below: StoreBacking,
     of: StoreDiskName,
     write: bool,
+    force_raid_member: bool,
     claim: Option<File>,
 }
 
@@ -166,6 +168,10 @@ enum StoreBacking {
 }
 
 impl UnreadStoreDisk {
+    fn new(below: StoreBacking, of: StoreDiskName, write: bool, claim: Option<File>) -> Self {
+        Self { below, of, write, force_raid_member: false, claim }
+    }
+
     /// Opens the store. Callers that confine themselves must have done so.
     pub fn open(self) -> anyhow::Result<OpenStoreDisk> {
         let options = OpenOptions { read_only: !self.write, ..OpenOptions::default() };
@@ -175,6 +181,9 @@ impl UnreadStoreDisk {
                 disk.start().with_context(|| self.of.store.shown().to_string())?
             }
         };
+        if self.write {
+            refuse_raid_member(&self.of.store, &*below, self.force_raid_member)?;
+        }
         let store =
             Store::open(below, &options).map_err(|error| with_context(&self.of.store, error))?;
         let held = HeldStore { store, path: self.of.store.clone(), _claim: self.claim };

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use draconis_container::signature;
 use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file, try_lock_file};
 use draconis_objects::{Error, OpenOptions, Store};
 use draconis_service::remote_disk;
@@ -17,10 +18,22 @@ use rustix::io::Errno;
 use crate::error::{Error as Failure, busy_error, not_found_error as none, store_errno};
 use crate::host_file;
 
-/// Opens a store for writing, exclusively.
-pub fn open_exclusive(device: &Path) -> anyhow::Result<Arc<Store>> {
+/// Opens a store for writing, exclusively; on a member of a RAID only with `force_raid_member`.
+pub fn open_exclusive(device: &Path, force_raid_member: bool) -> anyhow::Result<Arc<Store>> {
     let file = host_file::open_exclusive(device)?.ok_or_else(|| none(no_store_message(device)))?;
-    open(device, open_store_disk(file, device, true, true)?, false)
+    let disk = open_store_disk(file, device, true, true)?;
+    refuse_raid_member(device, &*disk, force_raid_member)?;
+    open(device, disk, false)
+}
+
+/// Refuses to write to a store on a member of a RAID, which looks like a store of its own.
+pub fn refuse_raid_member(device: &Path, disk: &dyn Disk, is_forced: bool) -> anyhow::Result<()> {
+    match signature::find_raid_member(disk) {
+        Some(member) if !is_forced => {
+            Err(anyhow::Error::from(member).context(device.shown().to_string()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Opens the file of a store, without a lock: for [`try_open`].
@@ -42,7 +55,11 @@ pub fn try_open(device: &Path, file: File, write: bool) -> anyhow::Result<Arc<St
     if write {
         host_file::check_no_loop_device(device, Duration::ZERO)?;
     }
-    open(device, open_store_disk(file, device, write, true)?, !write)
+    let disk = open_store_disk(file, device, write, true)?;
+    if write {
+        refuse_raid_member(device, &*disk, false)?;
+    }
+    open(device, disk, !write)
 }
 
 /// Opens a store for reading, shared with other readers.

@@ -97,7 +97,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::open`]; the volume is in use, or read-only.
     pub fn open_for_writing(image: &Path, place: &VolumeLocation) -> Result<Arc<Self>> {
-        let disk = image::open_writable(image)?.into_disk()?;
+        let disk = image::open_writable(image, place.force_raid_member)?.into_disk()?;
         let behind = image::BackingFiles::open(image, &place.backing)?.start_disks();
         let (volume, held) =
             open_writable(image, disk, &behind, &place.options(), Arc::new(current_time))?;
@@ -154,7 +154,7 @@ impl Volume {
     /// # Errors
     /// The image is in use, the volume does not support the change, or the disk fails.
     pub fn tune(image: &Path, place: &VolumeLocation, changes: &TuneChanges) -> Result<()> {
-        let disk = image::open_writable(image)?.into_disk()?;
+        let disk = image::open_writable(image, place.force_raid_member)?.into_disk()?;
         let behind = image::BackingFiles::open(image, &place.backing)?.start_disks();
         let part = locate_for_writing(disk, &behind, &place.options());
         let disk = part.with_context(|| image.shown().to_string())?.disk;
@@ -586,7 +586,9 @@ fn open_resize_target(
     place: &VolumeLocation,
 ) -> anyhow::Result<(resize::ResizeTarget, image::BackingFiles)> {
     let base = match StoreDiskName::parse(image) {
-        Some(name) => resize::ResizeTarget::InStore(name.open_exclusive()?.open()?),
+        Some(name) => {
+            resize::ResizeTarget::InStore(name.open_exclusive(place.force_raid_member)?.open()?)
+        }
         None => resize::ResizeTarget::open_exclusive_file(image)?,
     };
     Ok((base, image::BackingFiles::open(image, &place.backing)?))

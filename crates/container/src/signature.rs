@@ -256,12 +256,15 @@ pub fn detect_overwritten(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     /// Offset and bit of the superblock flag of a journal device.
     const JOURNAL_DEV_FEATURE: (usize, u8) = (1024 + 96, 8);
     let found = detect_head(head).or_else(|| detect_tail(tail));
-    if found.is_none_or(|found| found.kind != EXT_KIND) {
+    if found.is_none_or(|found| ![EXT_KIND, STORE_KIND].contains(&found.kind)) {
         return found;
     }
-    // The volume is that of the array.
+    // The volume or store is that of the array.
     if let Some(raid) = detect_tail(tail).filter(|it| *it == RAID_CONTENT) {
         return Some(raid);
+    }
+    if found.is_none_or(|found| found.kind != EXT_KIND) {
+        return found;
     }
     if has_partitions(head) {
         return Some(DetectedContent {

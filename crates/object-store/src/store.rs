@@ -57,7 +57,7 @@ impl DraconisStore {
     /// # Errors
     /// The file is no store, damaged, or in use.
     pub fn open(path: &HostPath) -> Result<Self> {
-        Self::from_opened(stores::open_exclusive(path), path)
+        Self::from_opened(stores::open_exclusive(path, false), path)
     }
 
     /// Opens a store for reading, shared with other readers.

@@ -95,10 +95,10 @@ impl ClaimedVolume {
         sockets: &Path,
         store: &Path,
         disk: &str,
-        read_only: bool,
+        options: &MountOptions,
         means: Option<&RemoteCredentials>,
     ) -> Result<Self, String> {
-        let (disk, note) = StoreDiskHandle::open(sockets, store, disk, read_only, means)?;
+        let (disk, note) = StoreDiskHandle::open(sockets, store, disk, options, means)?;
         let guards = VolumeGuards { backing: None, guard: None };
         Ok(Self { source: VolumeSource::Store(disk), note, guards })
     }

@@ -28,11 +28,14 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::client::RuntimeDir;
+use crate::options::MountOptions;
 use crate::protocol::is_same_user;
 use crate::remote_disk::{
     RemoteCredentials, RemoteDiskProvider, RemoteDiskRequest, parse_url, url_identity,
 };
-use crate::store_process::{AttachedDisk, DiskCommand, ObjectEntry, StoreProcess, receive_list};
+use crate::store_process::{
+    AttachedDisk, DiskCommand, ObjectEntry, StoreAccess, StoreProcess, receive_list,
+};
 use connect::ConnectPlan;
 
 /// Timeout for the first keeper to connect to a new store keeper.
@@ -64,7 +67,10 @@ enum StoreRequest {
 #[derive(Serialize, Deserialize)]
 enum StartMessage {
     /// The store is in the file that is claimed.
-    File,
+    File {
+        /// Write also to a member of a RAID.
+        force_raid_member: bool,
+    },
     Elsewhere(RemoteDiskRequest),
 }
 
@@ -96,7 +102,7 @@ pub(crate) struct StoreDiskState {
 impl StoreDiskHandle {
     /// Connects to the store keeper of `store`, or starts one, with `means` if the store is remote.
     /// `sockets` is the directory of their sockets. Also returns why the disk is read-only, if that
-    /// was not requested.
+    /// was not requested. Of `options`, it takes what is written.
     ///
     /// # Errors
     /// A message for the user.
@@ -104,12 +110,13 @@ impl StoreDiskHandle {
         sockets: &Path,
         store: &Path,
         disk: &str,
-        read_only: bool,
+        options: &MountOptions,
         means: Option<&RemoteCredentials>,
     ) -> Result<(Self, Option<String>), String> {
+        let read_only = options.read_only;
         let (wanted, note) = match parse_url(store) {
             Some(address) => (ConnectPlan::for_url(sockets, address, read_only, means)?, None),
-            None => ConnectPlan::for_file(sockets, store, read_only)?,
+            None => ConnectPlan::for_file(sockets, store, options)?,
         };
         let (read_only, is_elsewhere) = (read_only || note.is_some(), parse_url(store).is_some());
         let store = wanted.find_or_start(store)?;
@@ -391,11 +398,15 @@ pub fn run_store_keeper(provider: &dyn RemoteDiskProvider) -> Result<(), String>
     let socket = listener.local_addr().map_err(|error| error.to_string())?;
     let program = Path::new("/proc/self/exe");
     let process = match start {
-        StartMessage::File => {
+        StartMessage::File { force_raid_member } => {
             let flags = rustix::fs::fcntl_getfl(&store).map_err(|errno| errno.to_string())?;
-            let read_only = !flags.contains(rustix::fs::OFlags::RDWR);
+            let access = match flags.contains(rustix::fs::OFlags::RDWR) {
+                false => StoreAccess::Read,
+                true if force_raid_member => StoreAccess::WriteRaidMember,
+                true => StoreAccess::Write,
+            };
             let given = store.try_clone().map_err(|error| error.to_string())?;
-            StoreProcess::start(program, given, read_only).map_err(|error| error.to_string())
+            StoreProcess::start(program, given, access).map_err(|error| error.to_string())
         }
         StartMessage::Elsewhere(opening) => provider.open(&opening).and_then(|disk| {
             let started = StoreProcess::start_on_disk(program, disk);

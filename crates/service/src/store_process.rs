@@ -63,6 +63,7 @@ const MAX_MESSAGE_BYTES: usize = 2048;
 // First byte of the starter's messages.
 const REQUEST_OPEN: u8 = b'o';
 const REQUEST_OPEN_READ_ONLY: u8 = b'r';
+const REQUEST_OPEN_RAID_MEMBER: u8 = b'm';
 const REQUEST_OPEN_REMOTE: u8 = b's';
 const REQUEST_ATTACH: u8 = b'a';
 const REQUEST_ATTACH_READ_ONLY: u8 = b'b';
@@ -88,6 +89,17 @@ pub enum StoreError {
     Gone,
 }
 
+/// Access to the file or device of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreAccess {
+    /// Read.
+    Read,
+    /// Read and write; a member of a RAID is only read.
+    Write,
+    /// Read and write, also a member of a RAID.
+    WriteRaidMember,
+}
+
 /// The process of a store, as seen by its starter.
 pub struct StoreProcess {
     child: Child,
@@ -110,14 +122,18 @@ pub struct AttachedDisk {
 }
 
 impl StoreProcess {
-    /// Starts `program`, which is draconis, for the store behind `store`. That is claimed, and open
-    /// for reading and writing, or only for reading if `read_only`.
+    /// Starts `program`, which is draconis, for the store behind `store`. That is claimed, and open as
+    /// `access` says.
     ///
     /// # Errors
     /// See [`StoreError`]; the reason why the store is refused.
-    pub fn start(program: &Path, store: OwnedFd, read_only: bool) -> Result<Self, StoreError> {
+    pub fn start(program: &Path, store: OwnedFd, access: StoreAccess) -> Result<Self, StoreError> {
         let process = Self::spawn(program, OPEN_TIMEOUT)?;
-        let how = if read_only { REQUEST_OPEN_READ_ONLY } else { REQUEST_OPEN };
+        let how = match access {
+            StoreAccess::Read => REQUEST_OPEN_READ_ONLY,
+            StoreAccess::Write => REQUEST_OPEN,
+            StoreAccess::WriteRaidMember => REQUEST_OPEN_RAID_MEMBER,
+        };
         process.send_request(&[how], &[store.as_fd()])?;
         Ok(process)
     }

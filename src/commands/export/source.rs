@@ -134,7 +134,7 @@ impl UnreadSources {
                 ),
                 None if format == ImageFormat::Raw => UnreadSource::Raw(match read_only {
                     true => image::open_readable(path)?,
-                    false => open_writable(path)?,
+                    false => open_writable(path, place)?,
                 }),
                 None => open_image(path, place, read_only)?,
             };
@@ -154,7 +154,7 @@ impl UnreadSources {
             return Ok(index);
         }
         let opened = match written {
-            Some(written) => image::open_store_disk_exclusive(written.clone())?,
+            Some(written) => image::open_store_disk_exclusive(written.clone(), self.place.force)?,
             None => image::open_store_disk_shared(name.clone())?,
         };
         self.stores.push(UnreadStore { path: name.store.clone(), opened });
@@ -236,11 +236,11 @@ fn open_image(image: &Path, place: &WriteArgs, read_only: bool) -> anyhow::Resul
     }
     // The lock of a writer excludes this reader's.
     drop(file);
-    Ok(UnreadSource::Writable(open_writable(image)?, behind))
+    Ok(UnreadSource::Writable(open_writable(image, place)?, behind))
 }
 
-fn open_writable(image: &Path) -> anyhow::Result<UnreadImage> {
-    Ok(match image::open_writable(image)? {
+fn open_writable(image: &Path, place: &WriteArgs) -> anyhow::Result<UnreadImage> {
+    Ok(match image::open_writable(image, place.force)? {
         // TRIM returns space to the file system.
         UnreadImage::File(file) => UnreadImage::File(file.with_discards()),
         other => other,

@@ -11,7 +11,7 @@ use draconis_types::path_bytes::ShowPath;
 
 use super::form::TextEncoding;
 use crate::commands::store::copy::ObjectInput;
-use crate::commands::store::open::{close_store, open_writable, with_context};
+use crate::commands::store::open::{StoreWriteArgs, close_store, open_writable, with_context};
 use crate::progress::{ByteProgress, ProgressMode};
 
 /// Load tab-separated keys and values from a file.
@@ -22,6 +22,9 @@ use crate::progress::{ByteProgress, ProgressMode};
 /// Commits every 1 MiB of input. After power loss a prefix of the lines is present.
 #[derive(Debug, Args)]
 pub struct Arguments {
+    /// How the store is written.
+    #[command(flatten)]
+    write: StoreWriteArgs,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
@@ -40,7 +43,7 @@ const BATCH_BYTES: usize = 1 << 20;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let from = ObjectInput::open(Some(&arguments.file), &arguments.store)?;
-    let kv = Kv::new(open_writable(&arguments.store)?);
+    let kv = Kv::new(open_writable(&arguments.store, arguments.write.force)?);
     let mut from = BufReader::with_capacity(BATCH_BYTES, from);
     let mut progress = ByteProgress::new(arguments.progress, from.get_ref().len_bytes());
     let (mut line, mut number, mut batch) = (vec![], 0u64, Batch::new());

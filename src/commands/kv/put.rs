@@ -9,11 +9,14 @@ use clap::Args;
 use draconis_objects::kv::{Batch, Kv};
 
 use super::write;
-use crate::commands::store::open::{close_store, open_writable};
+use crate::commands::store::open::{StoreWriteArgs, close_store, open_writable};
 
 /// Set the value of a key.
 #[derive(Debug, Args)]
 pub struct Arguments {
+    /// How the store is written.
+    #[command(flatten)]
+    write: StoreWriteArgs,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
     /// Key.
@@ -31,7 +34,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             value
         }
     };
-    let kv = Kv::new(open_writable(&arguments.store)?);
+    let kv = Kv::new(open_writable(&arguments.store, arguments.write.force)?);
     let mut batch = Batch::new();
     batch.put(arguments.key.as_bytes(), &value);
     write(&kv, &arguments.store, batch)?;

@@ -7,12 +7,15 @@ use draconis_objects::Group;
 
 use super::ObjectArg;
 use super::copy::{BATCH_BYTES, GROUP_BYTES, ObjectInput, read_up_to};
-use super::open::{close_store, open_writable, with_context};
+use super::open::{StoreWriteArgs, close_store, open_writable, with_context};
 use crate::progress::{ByteProgress, ProgressMode};
 
 /// Append a file to an object.
 #[derive(Debug, Args)]
 pub struct Arguments {
+    /// How the store is written.
+    #[command(flatten)]
+    write: StoreWriteArgs,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
@@ -28,7 +31,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     arguments.object.check_writable(device)?;
     let mut from = ObjectInput::open(arguments.file.as_deref(), device)?;
-    let store = open_writable(device)?;
+    let store = open_writable(device, arguments.write.force)?;
     let id = arguments.object.find_object(&store, device)?;
     store.len(id).map_err(|error| with_context(device, error))?;
     let mut progress = ByteProgress::new(arguments.progress, from.len_bytes());

@@ -3,6 +3,7 @@
 use clap::Args;
 use draconis_service::store_process::DiskCommand;
 
+use super::open::StoreWriteArgs;
 use super::snapshots::{StoreDiskArg, run_disk_command, sync_mounted};
 use crate::image::store_disk::parse_disk_name;
 
@@ -11,6 +12,9 @@ use crate::image::store_disk::parse_disk_name;
 /// Unchanged data is shared. Cloning a disk first takes the snapshot STORE#NAME@NEW.
 #[derive(Debug, Args)]
 pub struct Arguments {
+    /// How the store is written.
+    #[command(flatten)]
+    write: StoreWriteArgs,
     /// Disk or snapshot, as STORE#NAME or STORE#NAME@SNAPSHOT.
     #[arg(value_name = "STORE#NAME[@SNAPSHOT]")]
     of: StoreDiskArg,
@@ -20,9 +24,13 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { of, disk } = arguments;
+    let Arguments { of, disk, write } = arguments;
     if of.snapshot.is_none() {
         sync_mounted(of)?;
     }
-    run_disk_command(&of.store, &DiskCommand::Clone { of: of.name(), disk: disk.clone() })
+    run_disk_command(
+        &of.store,
+        &DiskCommand::Clone { of: of.name(), disk: disk.clone() },
+        write.force,
+    )
 }

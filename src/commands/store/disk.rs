@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_objects::{Group, LifetimeHint};
 use draconis_types::path_bytes::ShowPath;
 
-use super::open::{close_store, open_writable, with_context};
+use super::open::{StoreWriteArgs, close_store, open_writable, with_context};
 use crate::image::store_disk::parse_disk_name;
 use crate::report;
 use crate::text::{self, parse_size};
@@ -18,6 +18,9 @@ use crate::text::{self, parse_size};
 /// of written data. Volumes on it need no repair after power loss.
 #[derive(Debug, Args)]
 pub struct Arguments {
+    /// How the store is written.
+    #[command(flatten)]
+    write: StoreWriteArgs,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     #[arg(value_name = "STORE")]
     device: PathBuf,
@@ -33,15 +36,15 @@ pub struct Arguments {
 const SECTOR_BYTES: u64 = 512;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { device, name, size } = arguments;
-    let shown = device.display();
+    let Arguments { device, name, size, .. } = arguments;
+    let shown = device.shown();
     if !size.is_multiple_of(SECTOR_BYTES) || *size == 0 || *size > i64::MAX as u64 {
         bail!(
             "{}: a disk has whole sectors of {SECTOR_BYTES} bytes, at least one",
             text::format_bytes(*size)
         );
     }
-    let store = open_writable(device)?;
+    let store = open_writable(device, arguments.write.force)?;
     let say = |error| with_context(device, error);
     let mut group = Group::new();
     let before = match store.find_named_object(name.as_bytes()).map_err(say)? {

@@ -8,7 +8,10 @@ use clap::Args;
 use draconis_objects::Store;
 use draconis_types::path_bytes::ShowPath;
 
-use super::open::{has_no_holes, no_store_message, open_store_disk, store_len, with_context};
+use super::open::{
+    StoreWriteArgs, has_no_holes, no_store_message, open_store_disk, refuse_raid_member, store_len,
+    with_context,
+};
 use crate::bucket;
 use crate::image;
 use crate::report;
@@ -19,6 +22,9 @@ use crate::text::{self, parse_size};
 /// Nothing is moved. A file is extended; a store on a block device may use all of it.
 #[derive(Debug, Args)]
 pub struct Arguments {
+    /// How the store is written.
+    #[command(flatten)]
+    write: StoreWriteArgs,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// New size (suffixes K, M, G, T; default: size of DEVICE).
@@ -44,6 +50,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let file = image::open_exclusive(device)?.with_context(|| no_store_message(device))?;
+    let disk = open_store_disk(file.try_clone()?, device, false, false)?;
+    refuse_raid_member(device, &*disk, arguments.write.force.is_some())?;
     let there = image::len_bytes(&file)?;
     let is_device = file.metadata()?.file_type().is_block_device();
     let before = store_len(device, &file)?;

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::anyhow;
+use clap::Args;
 use draconis_access::destination::refuse_output;
 use draconis_access::stores;
 pub use draconis_access::stores::{
-    close_store, has_no_holes, no_store_message, open_store_disk, store_len, with_context,
+    close_store, has_no_holes, no_store_message, open_store_disk, refuse_raid_member, store_len,
+    with_context,
 };
 use draconis_device::Disk;
 use draconis_objects::Store;
@@ -17,13 +19,23 @@ use draconis_service::store_process::ObjectEntry;
 use draconis_types::path_bytes::ShowPath;
 
 use crate::bucket;
+use crate::image::Force;
 
-/// Opens a store for writing, exclusively.
-pub fn open_writable(device: &Path) -> anyhow::Result<Arc<Store>> {
+/// How a store is written.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct StoreWriteArgs {
+    /// Write also to what is otherwise refused: a member of a RAID, which this splits from the
+    /// others.
+    #[arg(long, value_name = "KIND", value_enum)]
+    pub force: Option<Force>,
+}
+
+/// Opens a store for writing, exclusively; on a member of a RAID only with `force`.
+pub fn open_writable(device: &Path, force: Option<Force>) -> anyhow::Result<Arc<Store>> {
     refuse_output(device, &[])?;
     match bucket::bucket_url(device) {
         Some(address) => stores::open(device, bucket::open_writable(address)?, false),
-        None => stores::open_exclusive(device),
+        None => stores::open_exclusive(device, force == Some(Force::RaidMember)),
     }
 }
 

@@ -9,7 +9,7 @@ use draconis_types::path_bytes::ShowPath;
 
 use super::ObjectArg;
 use super::copy::{BATCH_BYTES, GROUP_BYTES, ObjectInput, read_up_to, write};
-use super::open::{close_store, open_writable, with_context};
+use super::open::{StoreWriteArgs, close_store, open_writable, with_context};
 use crate::image::store_disk;
 use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
@@ -20,6 +20,9 @@ use crate::report;
 /// image stored under a name is a disk.
 #[derive(Debug, Args)]
 pub struct Arguments {
+    /// How the store is written.
+    #[command(flatten)]
+    write: StoreWriteArgs,
     /// Expected lifetime: hot (rewritten soon) or cold.
     #[arg(long, value_enum)]
     hint: Option<HintArg>,
@@ -72,7 +75,7 @@ impl std::str::FromStr for ObjectDestArg {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let mut from = ObjectInput::open(arguments.file.as_deref(), device)?;
-    let store = open_writable(device)?;
+    let store = open_writable(device, arguments.write.force)?;
     let say = |error| with_context(device, error);
     let mut progress = ByteProgress::new(arguments.progress, from.len_bytes());
     let mut bytes = read_up_to(&mut from, GROUP_BYTES, &mut progress)?;

@@ -11,15 +11,18 @@ use draconis_types::path_bytes::ShowPath;
 use super::ObjectArg;
 use super::open::{close_store, open_writable, with_context};
 use super::snapshots::{self, StoreDiskArg};
+use crate::image::{Force, parse_force};
 
 /// Remove objects, disks or snapshots atomically.
 ///
 /// Removes a disk's snapshots only with -r. A snapshot with several children cannot be removed.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Ignore missing objects.
-    #[arg(short, long)]
-    force: bool,
+    /// Ignore missing objects. With raid-member, write also to a member of a RAID, which this splits from the
+    /// others.
+    #[arg(short, long, value_name = "KIND", num_args = 0..=1, require_equals = true,
+        default_missing_value = "", value_parser = parse_force)]
+    force: Vec<Option<Force>>,
     /// Remove disks with their snapshots.
     #[arg(short, long)]
     recursive: bool,
@@ -49,26 +52,28 @@ fn remove_objects(
     device: &Path,
     objects: &[ObjectArg],
 ) -> anyhow::Result<()> {
+    let is_forced = arguments.force.contains(&None);
+    let force = arguments.force.iter().flatten().copied().next();
     // Other disks of the store may be mounted, so its process removes the disk.
     if let [ObjectArg::Name(name)] = objects {
         let change =
             DiskCommand::Remove { name: name.clone(), with_snapshots: arguments.recursive };
-        let done = snapshots::run_disk_command(device, &change);
+        let done = snapshots::run_disk_command(device, &change, force);
         let is_missing = |error: &anyhow::Error| {
             let text = error.to_string();
             text.contains(" has no disk ") || text.contains(" has no snapshot ")
         };
         return match done {
-            Err(error) if arguments.force && is_missing(&error) => Ok(()),
+            Err(error) if is_forced && is_missing(&error) => Ok(()),
             done => done,
         };
     }
-    let store = open_writable(device)?;
+    let store = open_writable(device, force)?;
     let mut ids: Vec<ObjectId> = vec![];
     for object in objects {
         match object.find_object(&store, device) {
             Ok(id) => ids.push(id),
-            Err(_) if arguments.force && matches!(object, ObjectArg::Name(_)) => {}
+            Err(_) if is_forced && matches!(object, ObjectArg::Name(_)) => {}
             Err(error) => return Err(error),
         }
     }
@@ -99,7 +104,7 @@ fn remove_objects(
                 names.iter().for_each(|name| group.remove_name(name));
                 group.delete(id);
             }
-            Err(Error::NoObject(_)) if arguments.force => {}
+            Err(Error::NoObject(_)) if is_forced => {}
             Err(error) => return Err(say(error)),
         }
     }

@@ -7,7 +7,9 @@ use clap::Args;
 use draconis_objects::Store;
 use draconis_types::path_bytes::ShowPath;
 
-use super::open::{no_store_message, open_store_disk, store_len, with_context};
+use super::open::{
+    StoreWriteArgs, no_store_message, open_store_disk, refuse_raid_member, store_len, with_context,
+};
 use crate::bucket;
 use crate::image;
 use crate::report;
@@ -19,6 +21,9 @@ use crate::text::{self, parse_size};
 /// unused.
 #[derive(Debug, Args)]
 pub struct Arguments {
+    /// How the store is written.
+    #[command(flatten)]
+    write: StoreWriteArgs,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// New size (suffixes K, M, G, T).
@@ -51,6 +56,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let file = image::open_exclusive(device)?.with_context(|| no_store_message(device))?;
+    let disk = open_store_disk(file.try_clone()?, device, false, false)?;
+    refuse_raid_member(device, &*disk, arguments.write.force.is_some())?;
     let before = store_len(device, &file)?;
     is_more(before)?;
     let disk = open_store_disk(file.try_clone()?, device, true, true)?;

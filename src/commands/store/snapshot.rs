@@ -4,6 +4,7 @@ use anyhow::bail;
 use clap::Args;
 use draconis_service::store_process::DiskCommand;
 
+use super::open::StoreWriteArgs;
 use super::snapshots::{StoreDiskArg, run_disk_command, sync_mounted};
 use crate::image::store_disk::parse_disk_name;
 
@@ -13,6 +14,9 @@ use crate::image::store_disk::parse_disk_name;
 /// until the disk changes. A mounted disk is synced first.
 #[derive(Debug, Args)]
 pub struct Arguments {
+    /// How the store is written.
+    #[command(flatten)]
+    write: StoreWriteArgs,
     /// Disk, as STORE#NAME.
     #[arg(value_name = "STORE#NAME")]
     disk: StoreDiskArg,
@@ -22,11 +26,11 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { disk, snapshot } = arguments;
+    let Arguments { disk, snapshot, write } = arguments;
     if disk.snapshot.is_some() {
         bail!("{disk} is a snapshot; draconis store clone {disk} NEW makes a disk of it");
     }
     sync_mounted(disk)?;
     let (name, snapshot) = (disk.disk.clone(), snapshot.clone());
-    run_disk_command(&disk.store, &DiskCommand::Snapshot { disk: name, snapshot })
+    run_disk_command(&disk.store, &DiskCommand::Snapshot { disk: name, snapshot }, write.force)
 }

@@ -15,6 +15,7 @@ use draconis_types::path_bytes::ShowPath;
 
 use super::open::{close_store, open_writable, with_context};
 use crate::bucket;
+use crate::image::Force;
 use crate::image::store_disk::parse_existing_disk_name;
 
 /// A disk or snapshot argument: STORE#DISK, STORE#DISK@SNAPSHOT.
@@ -71,8 +72,12 @@ impl std::str::FromStr for StoreDiskArg {
 }
 
 /// Executes a command; its result is durable on return.
-pub fn run_disk_command(store: &Path, change: &DiskCommand) -> anyhow::Result<()> {
-    let shown = store.display();
+pub fn run_disk_command(
+    store: &Path,
+    change: &DiskCommand,
+    force: Option<Force>,
+) -> anyhow::Result<()> {
+    let shown = store.shown();
     let by_name =
         bucket::bucket_url(store).map(|address| PathBuf::from(bucket::normalize_url(address)));
     if by_name.is_some() || store.exists() {
@@ -84,7 +89,7 @@ pub fn run_disk_command(store: &Path, change: &DiskCommand) -> anyhow::Result<()
             return Ok(());
         }
     }
-    let opened = open_writable(store)?;
+    let opened = open_writable(store, force)?;
     change.execute(&opened).map_err(|error| with_context(store, error))?;
     close_store(&opened, store)
 }

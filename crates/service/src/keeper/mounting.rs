@@ -120,7 +120,7 @@ impl Keeper {
         // The directory `stores` is beside the directory of the keepers' sockets.
         let run = socket.as_pathname().and_then(Path::parent).and_then(Path::parent);
         let stores = run.ok_or("a keeper is started by the manager")?.join("stores");
-        ClaimedVolume::open_in_store(&stores, file, disk, options.read_only, means)
+        ClaimedVolume::open_in_store(&stores, file, disk, options, means)
     }
 
     /// Makes `mount` the mount of this keeper.

@@ -17,6 +17,7 @@ use super::{
     STORE_CLOSE_TIMEOUT, StartMessage, StoreReply, StoreRequest, io_error_message, receive_message,
     send_message, store_socket, url_socket, wait_for_exit,
 };
+use crate::options::MountOptions;
 use crate::remote_disk::{
     RemoteCredentials, RemoteDiskRequest, open_lock_file, owner_id_of, parse_url,
 };
@@ -40,20 +41,21 @@ impl ConnectPlan {
     pub(super) fn for_file(
         sockets: &Path,
         store: &Path,
-        read_only: bool,
+        options: &MountOptions,
     ) -> Result<(Self, Option<String>), String> {
         let shown = store.shown();
         let socket = store_socket(sockets, store)?;
         let writable = File::options().read(true).write(true).open(store);
         let note = match &writable {
-            Err(error) if !read_only => {
+            Err(error) if !options.read_only => {
                 Some(format!("read-only: {shown}: {}", io_error_message(error)))
             }
             _ => None,
         };
         let file = writable.or_else(|_| File::open(store));
         let claim = file.map_err(|error| format!("{shown}: {}", io_error_message(&error)))?;
-        Ok((Self { socket, claim, start: StartMessage::File, environment: None }, note))
+        let start = StartMessage::File { force_raid_member: options.force_raid_member };
+        Ok((Self { socket, claim, start, environment: None }, note))
     }
 
     /// Plans for the store at a URL. A read-only mount uses the store keeper of a local writer, if

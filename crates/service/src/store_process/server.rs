@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use draconis_container::signature::{RaidMember, find_raid_member};
 use draconis_device::{Disk, FileOptions, OpenedFile, serve_remote_disk};
 use draconis_exchange::channel::session::{Session, accept, accept_as_host};
 use draconis_exchange::contract::disk;
@@ -18,8 +19,8 @@ use rustix::net::RecvFlags;
 use super::{
     DISK_LANES, DiskCommand, MAX_MESSAGE_BYTES, NO_TIMEOUT, REPLY_DONE, REPLY_REFUSED,
     REQUEST_ATTACH, REQUEST_ATTACH_READ_ONLY, REQUEST_COMMAND, REQUEST_LIST, REQUEST_OPEN,
-    REQUEST_OPEN_READ_ONLY, REQUEST_OPEN_REMOTE, REQUEST_POLL_COMMAND, REQUEST_WAIT_DETACHED,
-    open_session_disk,
+    REQUEST_OPEN_RAID_MEMBER, REQUEST_OPEN_READ_ONLY, REQUEST_OPEN_REMOTE, REQUEST_POLL_COMMAND,
+    REQUEST_WAIT_DETACHED, StoreAccess, open_session_disk,
 };
 use crate::accepted_mark::AcceptedMarkDisk;
 use crate::sandbox::{SandboxProfile, close_other_fds, confine};
@@ -50,8 +51,9 @@ pub fn run_store_process(memory_limit_bytes: Option<u64>) -> Result<(), String> 
         std::process::exit(70);
     }));
     let below = match how[..] {
-        [REQUEST_OPEN] => StoreBackend::from_file(store, true)?,
-        [REQUEST_OPEN_READ_ONLY] => StoreBackend::from_file(store, false)?,
+        [REQUEST_OPEN] => StoreBackend::from_file(store, StoreAccess::Write)?,
+        [REQUEST_OPEN_READ_ONLY] => StoreBackend::from_file(store, StoreAccess::Read)?,
+        [REQUEST_OPEN_RAID_MEMBER] => StoreBackend::from_file(store, StoreAccess::WriteRaidMember)?,
         [REQUEST_OPEN_REMOTE] => {
             let session = accept(&store, Instant::now() + HELLO_TIMEOUT);
             StoreBackend::Served(session.map_err(|lost| lost.to_string())?)
@@ -59,14 +61,15 @@ pub fn run_store_process(memory_limit_bytes: Option<u64>) -> Result<(), String> 
         _ => return Err(not_started.into()),
     };
     confine(&SandboxProfile::Store, memory_limit_bytes).map_err(|error| error.to_string())?;
-    let store = match below.open_store() {
-        Ok(store) => store,
+    let (store, raid_member) = match below.open_store() {
+        Ok(opened) => opened,
         Err(error) => {
             send_reply(&control, Err(error.to_string()));
             return Ok(());
         }
     };
-    let serving = StoreServer { store, disks: Arc::default(), changes: Arc::default() };
+    let serving =
+        StoreServer { store, raid_member, disks: Arc::default(), changes: Arc::default() };
     send_reply(&control, Ok(0));
     while let Some((question, fds)) = receive_request(&control) {
         send_reply(&control, serving.handle_request(&question, fds));
@@ -79,30 +82,40 @@ pub fn run_store_process(memory_limit_bytes: Option<u64>) -> Result<(), String> 
 enum StoreBackend {
     File {
         file: OpenedFile,
-        read_only: bool,
+        access: StoreAccess,
     },
     /// A disk that the starter serves.
     Served(Arc<Session>),
 }
 
 impl StoreBackend {
-    fn from_file(store: OwnedFd, write: bool) -> Result<Self, String> {
+    fn from_file(store: OwnedFd, access: StoreAccess) -> Result<Self, String> {
+        let write = access != StoreAccess::Read;
         // No io_uring: the seccomp filter cannot see operations of a ring.
         let options = FileOptions { write, direct: true, uring: false };
         let file = OpenedFile::new(store, options).map_err(|error| error.to_string())?;
-        Ok(Self::File { file, read_only: !write })
+        Ok(Self::File { file, access })
     }
 
-    fn open_store(self) -> Result<Arc<Store>, draconis_objects::Error> {
+    /// Opens the store; for reading, if it is on a member of a RAID that is not written.
+    fn open_store(self) -> Result<(Arc<Store>, Option<RaidMember>), draconis_objects::Error> {
+        let mut raid_member = None;
         let (disk, read_only): (Arc<dyn Disk>, bool) = match self {
-            Self::File { file, read_only } => (Arc::new(file.start()), read_only),
+            Self::File { file, access } => {
+                let disk = Arc::new(file.start());
+                if access == StoreAccess::Write {
+                    raid_member = find_raid_member(&*disk);
+                }
+                (disk, access == StoreAccess::Read || raid_member.is_some())
+            }
             Self::Served(session) => {
                 let disk = open_session_disk(&session)?;
                 let read_only = disk.properties().read_only;
                 (Arc::new(disk), read_only)
             }
         };
-        Store::open(disk, &OpenOptions { read_only, ..OpenOptions::default() })
+        let store = Store::open(disk, &OpenOptions { read_only, ..OpenOptions::default() })?;
+        Ok((store, raid_member))
     }
 }
 
@@ -137,6 +150,8 @@ fn send_reply(control: &OwnedFd, answer: Result<u64, String>) {
 /// The store and the attached disks.
 struct StoreServer {
     store: Arc<Store>,
+    /// The member of a RAID that the store is on, if it is not to be written.
+    raid_member: Option<RaidMember>,
     disks: Arc<AttachedDisks>,
     changes: Arc<RunningCommands>,
 }
@@ -193,6 +208,9 @@ impl StoreServer {
         if name.contains(&SNAPSHOT_SEPARATOR) && !read_only {
             return Err(format!("{shown} is a snapshot, and read-only: mount it with -o ro"));
         }
+        if !read_only {
+            self.refuse_raid_member()?;
+        }
         let disk = self.store.disk_named(name).map_err(|error| error.to_string())?;
         let disk = if read_only { disk.read_only() } else { disk };
         let until = Instant::now() + HELLO_TIMEOUT;
@@ -227,8 +245,13 @@ impl StoreServer {
         Ok(number)
     }
 
+    fn refuse_raid_member(&self) -> Result<(), String> {
+        self.raid_member.as_ref().map_or(Ok(()), |member| Err(member.to_string()))
+    }
+
     /// Starts a command; returns its number.
     fn start_command(&self, text: &[u8]) -> Result<u64, String> {
+        self.refuse_raid_member()?;
         let change: DiskCommand = serde_json::from_slice(text).map_err(|_| UNKNOWN_REQUEST)?;
         let mut all = self.changes.all.lock();
         let number = all.last_key_value().map_or(0, |(last, _)| *last) + 1;
