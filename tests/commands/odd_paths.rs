@@ -43,8 +43,8 @@ fn commands_take_and_show_names_that_are_not_utf8() {
     assert!(listed.stdout.starts_with(b"file\xff\n"), "{listed:?}");
     let listed: serde_json::Value =
         serde_json::from_str(&run_ok(&["ls".as_ref(), "--json".as_ref(), &inside])).unwrap();
-    assert_eq!(listed["name"], "file\\xff");
-    assert_eq!(listed["name_hex"], "66696c65ff");
+    assert_eq!(listed[0]["name"], "file\\xff");
+    assert_eq!(listed[0]["name_hex"], "66696c65ff");
     run_ok(&["get".as_ref(), &inside, copy.as_ref()]);
     assert_eq!(std::fs::read(&copy).unwrap(), b"contents");
     run_ok(&["check".as_ref(), image.as_ref()]);

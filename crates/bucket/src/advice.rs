@@ -32,6 +32,14 @@ pub(crate) fn step_for_refusal(text: &str) -> Option<&'static str> {
     STEPS.iter().find(|(words, _)| is_meant(words)).map(|(_, step)| *step)
 }
 
+/// Returns the next step after requests whose last error is `why` were tried until the deadline.
+pub(crate) fn step_after_retries(why: &str) -> &'static str {
+    step_for_refusal(why).unwrap_or(
+        "; it was tried again and again: see that the bucket answers, or allow it more time with \
+         --deadline",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::step_for_refusal;

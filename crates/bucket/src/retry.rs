@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use draconis_device::{Error, Random};
 
-use crate::advice::step_for_refusal;
+use crate::advice::{step_after_retries, step_for_refusal};
 use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
 use crate::unanswered::{AWAY_AFTER, UnansweredRequests};
 
@@ -113,10 +113,9 @@ impl RetryingStore {
         self.unanswered.oldest(AWAY_AFTER)
     }
 
-    /// Returns the error of the request that has waited longest, with the next step.
-    pub fn unanswered_error(&self) -> Option<Error> {
-        let (why, _) = self.unanswered.oldest(Duration::ZERO)?;
-        Some(self.error("writing", "", &RequestError::Transient(why)))
+    /// Returns the error of the request that has waited longest.
+    pub fn unanswered_error(&self) -> Option<String> {
+        self.unanswered.oldest(Duration::ZERO).map(|(why, _)| why)
     }
 
     /// Returns the back-off after the bucket was unreachable.
@@ -192,16 +191,9 @@ impl RetryingStore {
     /// Converts a request error to a disk error.
     pub fn error(&self, doing: &str, key: &str, trouble: &RequestError) -> Error {
         let (address, slash) = (&self.address, if key.is_empty() { "" } else { "/" });
-        let refusal = match trouble {
-            RequestError::Transient(why) | RequestError::Denied(why) => step_for_refusal(why),
-            _ => None,
-        };
         let step = match trouble {
-            _ if refusal.is_some() => refusal.unwrap_or_default(),
-            RequestError::Transient(_) => {
-                "; it was tried again and again: see that the bucket answers, or allow it \
-                 more time with --deadline"
-            }
+            RequestError::Transient(why) => step_after_retries(why),
+            RequestError::Denied(why) => step_for_refusal(why).unwrap_or_default(),
             RequestError::NotFound if doing == "reading" => {
                 "; the store has changed since it was opened, or the object was deleted by hand: run this \
                  again"

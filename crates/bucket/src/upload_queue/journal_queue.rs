@@ -24,6 +24,7 @@ use draconis_device::{Error, Ticket};
 use draconis_types::lock::MutexGuard;
 
 use crate::OBJECT_BYTES;
+use crate::advice::step_after_retries;
 use crate::journal::{Journal, JournalStatistics, PendingRecord};
 use crate::name::{ObjectName, ObjectNumber, SectorRun};
 use crate::remote;
@@ -279,12 +280,13 @@ impl SharedState {
         if now.duration_since(since) > self.bucket.deadline() + SPACE_POLL_INTERVAL {
             let (place, address) = (keeping.place.clone(), &self.bucket.address);
             let away = state.away.as_ref().map(|away| away.why.clone());
-            let why = away.or_else(|| self.bucket.unanswered_error().map(|why| why.to_string()));
+            let why = away.or_else(|| self.bucket.unanswered_error());
+            let why = why.unwrap_or_else(|| "no request was answered".to_owned());
             let error = remote(format!(
-                "{place} is full, and {address} has taken nothing of it for {} seconds{}. What was \
-                 acknowledged is in {place}: the next command or mount with this journal sends it",
+                "{place} is full, and {address} has taken nothing of it for {} seconds: {why}{}. What \
+                 was acknowledged is in {place}: the next command or mount with this journal sends it",
                 self.bucket.deadline().as_secs(),
-                why.map(|why| format!(": {why}")).unwrap_or_default(),
+                step_after_retries(&why),
             ));
             state.error.get_or_insert(error);
         }
