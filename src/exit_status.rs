@@ -23,7 +23,7 @@ const OWN: &[(&str, Statuses)] = &[
         &[
             (0, "nothing to do"),
             (REPAIRED, "repaired"),
-            (DAMAGED, "damage is left"),
+            (DAMAGED, "damage is left: all of it, or what has no fix"),
             (OPERATIONAL_ERROR, "repair failed"),
         ],
     ),

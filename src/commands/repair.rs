@@ -17,7 +17,7 @@ use clap::Args;
 use draconis_access::mmp_claim;
 use draconis_device::Disk;
 use draconis_ext::check::{CheckOptions, Problem};
-use draconis_ext::repair::{Fix, OfflineError, Repair, RepairOptions, plan, revert};
+use draconis_ext::repair::{Fix, OfflineError, Repair, RepairOptions, Verdict, plan, revert};
 use draconis_service::sandbox::{self, SandboxProfile};
 use draconis_service::volume::locate_for_writing;
 use draconis_types::path_bytes::ShowPath;
@@ -33,10 +33,10 @@ use crate::text::{EscapingOutput, escape_control_chars};
 
 /// Repair a damaged volume.
 ///
-/// The repair is made in memory and checked there; only a volume without problems is written, as
-/// one change: after an interruption the volume is as before, or the same command (or a mount)
-/// completes the repair. What has no name gets one in lost+found, blocks that two files claim are
-/// copied. A problem that has no fix leaves the volume as it is.
+/// The repair is made in memory, checked there, and written as one change: after an interruption the
+/// volume is as before, or the same command (or a mount) completes the repair. What has no name gets
+/// one in lost+found, blocks that two files claim are copied. Problems that have no fix are left and
+/// listed; the others are fixed where no file gets worse by it (repaired in part).
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -86,6 +86,11 @@ pub struct Arguments {
 /// JSON form of a repair.
 #[derive(Serialize)]
 struct RepairJson {
+    /// What was done, or with `-n` what would be: `nothing to do`, `repaired`, `repaired in part`,
+    /// `left as it was`.
+    verdict: &'static str,
+    /// Why the volume is left as it was.
+    reason: Option<String>,
     written: bool,
     complete: bool,
     changed_blocks: usize,
@@ -205,9 +210,10 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Clean);
     }
     let is_safe = repair.fixes.iter().all(|it| it.problem.is_preen_ok());
-    if !repair.unfixed.is_empty() || arguments.preen && !is_safe {
+    let verdict = repair.verdict();
+    if matches!(verdict, Verdict::Left(_)) || arguments.preen && !is_safe {
         print(arguments, &repair, false)?;
-        if repair.unfixed.is_empty() {
+        if !matches!(verdict, Verdict::Left(_)) {
             report::warn_line("draconis: not all of this is safe; -y makes it");
         }
         return Ok(Outcome::Left);
@@ -232,7 +238,7 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     if arguments.yes || arguments.preen {
         print(arguments, &repair, true)?;
     }
-    Ok(Outcome::Repaired)
+    Ok(if verdict == Verdict::InPart { Outcome::Left } else { Outcome::Repaired })
 }
 
 fn ignore_damage<T>(error: anyhow::Error) -> anyhow::Result<Option<T>> {
@@ -291,14 +297,23 @@ fn print(arguments: &Arguments, repair: &Repair, written: bool) -> anyhow::Resul
     }
     let name = arguments.image.shown();
     let (fixes, left) = (repair.fixes.len(), repair.unfixed.len());
-    match (written, left) {
-        (true, _) => writeln!(out, "{name}: repaired, {fixes} changes")?,
-        (false, 0) if fixes == 0 => writeln!(out, "{name}: nothing to repair")?,
-        (false, 0) => writeln!(out, "{name}: {fixes} changes would repair it")?,
-        (false, left) => writeln!(
+    match (written, repair.verdict()) {
+        (true, Verdict::InPart) => writeln!(
             out,
-            "{name}: {left} problems have no fix, nothing is written; \
-             copy what can be read (draconis rescue), then let e2fsck -f repair it"
+            "{name}: repaired in part, {fixes} changes; {left} problems have no fix: copy what can \
+             be read (draconis rescue), then let e2fsck -f repair them"
+        )?,
+        (true, _) => writeln!(out, "{name}: repaired, {fixes} changes")?,
+        (false, Verdict::NothingToDo) => writeln!(out, "{name}: nothing to repair")?,
+        (false, Verdict::Repaired) => writeln!(out, "{name}: {fixes} changes would repair it")?,
+        (false, Verdict::InPart) => writeln!(
+            out,
+            "{name}: {fixes} changes would repair it in part; {left} problems have no fix"
+        )?,
+        (false, Verdict::Left(why)) => writeln!(
+            out,
+            "{name}: {why}, nothing is written; copy what can be read (draconis rescue), then let \
+             e2fsck -f repair it"
         )?,
     }
     Ok(out.flush()?)
@@ -310,7 +325,15 @@ fn repair_json(repair: &Repair, written: bool) -> RepairJson {
         action: it.action,
         follows: it.follows,
     };
+    let (verdict, reason) = match repair.verdict() {
+        Verdict::NothingToDo => ("nothing to do", None),
+        Verdict::Repaired => ("repaired", None),
+        Verdict::InPart => ("repaired in part", None),
+        Verdict::Left(why) => ("left as it was", Some(why)),
+    };
     RepairJson {
+        verdict,
+        reason,
         written,
         complete: repair.unfixed.is_empty(),
         changed_blocks: repair.changed_block_count(),

@@ -46,6 +46,11 @@ fn repair_is_shown_made_and_taken_back() {
         let letter = format!("{path}:/lost+found/{}", names.trim());
         assert_eq!(draconis.run_ok(["cat", &letter]), "Dear reader,\n");
 
+        // The list of what is done is that of what was shown.
+        let listed = String::from_utf8(made.stdout).unwrap();
+        let list = |text: &str| text.rsplit_once(path).unwrap().0.to_owned();
+        assert_eq!(list(&listed), list(&shown), "{kind}");
+
         let again = draconis.run(["repair", "-y", path]);
         assert_eq!(again.status.code(), Some(0));
         let printed = String::from_utf8(again.stdout).unwrap();
@@ -114,6 +119,57 @@ fn problem_without_fix_leaves_volume_as_it_is() {
     assert!(printed.contains("the volume is longer than its disk"), "{printed}");
     assert!(printed.contains("1 problems have no fix, nothing is written"), "{printed}");
     assert!(std::fs::read(&image).unwrap() == before);
+    // Nothing is written, and nothing is left behind.
+    let undo = draconis.path("undo");
+    let left = draconis.run(["repair", "-y", "--json", "--undo", undo.to_str().unwrap(), path]);
+    assert_eq!(left.status.code(), Some(4), "{left:?}");
+    let printed: serde_json::Value = serde_json::from_slice(&left.stdout).unwrap();
+    assert_eq!(printed["verdict"], "left as it was");
+    assert_eq!(printed["reason"], "1 problems have no fix");
+    assert!(!undo.exists() && std::fs::read(&image).unwrap() == before);
+}
+
+/// What has a fix is repaired beside what has none, as `-n` said.
+#[test]
+fn volume_is_repaired_in_part() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    std::fs::write(tree.join("letter"), "Dear reader,\n").unwrap();
+    std::fs::write(tree.join("other"), "Dear all,\n").unwrap();
+    let image = draconis.path("part.img");
+    let features = "bigalloc,^metadata_csum,^resize_inode";
+    let arguments = ["-t", "ext4", "-b", "1024", "-C", "4096", "-O", features];
+    mke2fs(&image, Some(&tree), &arguments, "16M");
+    let blocks = draconis_testkit::judge::debugfs(&image, "blocks /letter");
+    let first: u64 = blocks.split_whitespace().next().unwrap().parse().unwrap();
+    // A block in the middle of its cluster.
+    debugfs_write(&image, &format!("set_inode_field /letter block[5] {}", first + 1));
+    debugfs_write(&image, "set_inode_field /other links_count 3");
+    let path = image.to_str().unwrap();
+    let lines = |output: std::process::Output| -> (Option<i32>, Vec<String>) {
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code(), text.lines().map(str::to_owned).collect())
+    };
+    let (status, shown) = lines(draconis.run(["repair", "-n", path]));
+    assert_eq!(status, Some(4));
+    let end = "1 changes would repair it in part; 1 problems have no fix";
+    assert!(shown.last().unwrap().ends_with(end), "{shown:?}");
+    let copy = draconis.path("copy.img");
+    std::fs::copy(&image, &copy).unwrap();
+    let (status, made) = lines(draconis.run(["repair", "-y", path]));
+    assert_eq!(status, Some(4));
+    assert_eq!(shown[..shown.len() - 1], made[..made.len() - 1]);
+    let end = made.last().unwrap();
+    assert!(end.contains(": repaired in part, 1 changes; 1 problems have no fix"), "{end}");
+    assert_eq!(draconis.run_ok(["cat", &format!("{path}:/other")]), "Dear all,\n");
+
+    let json = draconis.run(["repair", "-y", "--json", copy.to_str().unwrap()]);
+    let printed: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(
+        (&printed["verdict"], &printed["written"]),
+        (&"repaired in part".into(), &true.into())
+    );
+    assert_eq!(printed["unfixed"][0]["what"], "misaligned");
 }
 
 #[test]

@@ -14,7 +14,6 @@
 //! callers first look for other contents. Backups of descriptors: [`crate::reader::VolumeReader::group`].
 
 use std::mem::offset_of;
-use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, Group};
@@ -22,9 +21,9 @@ use zerocopy::IntoBytes;
 
 use crate::blocks::cow_disk::CowDisk;
 use crate::blocks::uncached::{read_bytes, read_raw_superblock, write_of};
-use crate::format::features::ReadOnlyCompatible;
 use crate::format::group::is_sparse_backup;
 use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock, STATE_CLEAN, Superblock};
+use crate::format::witness::{Bit, flip_one_bit};
 use crate::journal;
 use crate::{Error, FsBlock, Result};
 
@@ -98,24 +97,8 @@ pub(crate) fn find(
     None
 }
 
-/// Returns what `accepts` does of `bytes` with one bit flipped, of those in `range`.
-pub(crate) fn flip_one_bit<T>(
-    mut bytes: Vec<u8>,
-    range: Range<usize>,
-    mut accepts: impl FnMut(&[u8]) -> Option<T>,
-) -> Option<T> {
-    range.into_iter().flat_map(|at| (0..8).map(move |bit| (at, 1u8 << bit))).find_map(
-        |(at, bit)| {
-            *bytes.get_mut(at)? ^= bit;
-            let accepted = accepts(&bytes);
-            *bytes.get_mut(at)? ^= bit;
-            accepted
-        },
-    )
-}
-
 /// Returns the superblock with one bit changed back, if that makes its checksum right.
-pub(crate) fn mend_one_bit(disk: &dyn Disk) -> Option<RawSuperblock> {
+pub(crate) fn mend_one_bit(disk: &dyn Disk) -> Option<(Bit, RawSuperblock)> {
     let bytes = read_bytes(disk, Extent::new(OFFSET_BYTES, LEN_BYTES as u64)).ok()?;
     let magic = offset_of!(RawSuperblock, s_magic);
     // What is no superblock without its magic number is one only with it.
@@ -125,9 +108,7 @@ pub(crate) fn mend_one_bit(disk: &dyn Disk) -> Option<RawSuperblock> {
     };
     flip_one_bit(bytes, range, |bytes| {
         let raw = RawSuperblock::view(bytes).ok()?;
-        let [.., read_only] = raw.features();
-        let is_sealed = read_only & ReadOnlyCompatible::METADATA_CSUM.bits() != 0;
-        (is_sealed && raw.check().is_ok()).then(|| raw.clone())
+        (raw.has_checksum() && raw.check().is_ok()).then(|| raw.clone())
     })
 }
 
@@ -138,7 +119,7 @@ pub(crate) fn is_interrupted(disk: &dyn Disk, raw: &RawSuperblock) -> bool {
 
 /// Returns a superblock without backup that can be used, and what was done with it.
 fn mend(disk: &dyn Disk, primary: Option<&RawSuperblock>) -> Option<(RawSuperblock, &'static str)> {
-    if let Some(mended) = mend_one_bit(disk) {
+    if let Some((_, mended)) = mend_one_bit(disk) {
         return Some((mended, "one bit of it is changed back"));
     }
     let mut raw = primary?.clone();

@@ -38,7 +38,7 @@ mod quota;
 pub(crate) mod raw_inode;
 pub(crate) mod xattrs;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -53,10 +53,12 @@ use crate::blocks::uncached::read_raw_superblock;
 use crate::dir::Cookie;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
+use crate::format::witness::{self, Bit, Verdict};
 use crate::journal;
+use crate::options::OpenOptions;
 use crate::units::saturating_usize;
 use crate::volume::Volume;
-use crate::{Error, FileId, FsBlock, Result, SharedBytes};
+use crate::{Error, FileId, FsBlock, InodeNumber, Result, SharedBytes};
 
 use bit_set::AtomicBitSet;
 use inode_states::InodeStates;
@@ -71,6 +73,8 @@ const UNSUPPORTED_COMPATIBLE: Compatible =
     Compatible::LAZY_BG.union(Compatible::EXCLUDE_INODE).union(Compatible::EXCLUDE_BITMAP);
 /// Revisits of blocks allowed on a volume of any size.
 const MAX_REVISITS: u64 = 1 << 20;
+/// Inodes with a wrong checksum of which all bits are tried; a table of others' inodes has many.
+const MAX_MENDED_INODES: u64 = 256;
 const KNOWN_COMPATIBLE: u32 = (1 << 13) - 1;
 
 /// Options of a check.
@@ -182,6 +186,12 @@ pub(crate) struct Check<'a> {
     usage: Mutex<[quota::UsageById; 3]>,
     /// References from attributes to EA inodes.
     values: Mutex<Vec<EaInodeUse>>,
+    /// Files with the flag of EA inodes.
+    flagged_values: Mutex<Vec<u32>>,
+    /// Inodes with a wrong checksum of which all bits may still be tried.
+    mends_left: AtomicU64,
+    /// Features that inodes need and the superblock does not have.
+    missing_features: Mutex<BTreeSet<String>>,
 }
 
 /// Checks the volume on `disk`, which must not be written meanwhile.
@@ -202,7 +212,8 @@ pub fn check(
     let raw = read_raw_superblock(&*recovered.disk)?;
     let mut report = check_in_place(&recovered.disk, raw, true, options, progress)?;
     if let Some(Error::Corrupt { what, block, .. }) = recovered.damage {
-        let complaint = Problem::new(What::Journal).name(what.as_bytes());
+        let kind = if what == journal::COPY_CHECKSUM { What::JournalCopy } else { What::Journal };
+        let complaint = Problem::new(kind).name(what.as_bytes());
         report.problems.insert(0, Problem { block, ..complaint });
         report.damaged = true;
     }
@@ -220,15 +231,47 @@ fn check_in_place(
     examine(disk, raw, replayed, options, progress).map(|(report, _)| report)
 }
 
-/// [`check`] of a volume whose journal needs no replay, with all that it found out; without that,
-/// the check ended with the superblock.
-pub(crate) fn examine<'a>(
+/// Pass 0: the superblock and the places of all structures.
+struct Pass0<'a> {
+    /// What the superblock says.
+    report: Report,
+    /// `None` if the superblock is damaged.
+    check: Option<Check<'a>>,
+    is_damaged: bool,
+}
+
+/// Returns the problems of pass 0, and whether the superblock alone is sound. Without any problem,
+/// the root directory can be read.
+///
+/// # Errors
+/// As [`check()`].
+pub(crate) fn examine_layout(
+    disk: &Arc<dyn Disk>,
+    raw: RawSuperblock,
+) -> Result<(Vec<Problem>, bool)> {
+    let options = CheckOptions { threads: 1, cache_bytes: 1 << 20, ..CheckOptions::default() };
+    let Pass0 { report, check, .. } = check_layout(disk, raw, false, options, &|_, _| {})?;
+    let Some(check) = check else { return Ok((report.problems, false)) };
+    let mut problems = check.problems.take().list;
+    problems.retain(|it| it.what.severity() == Severity::Damage);
+    if problems.is_empty() {
+        let small_caches = OpenOptions { data_cache_bytes: 1 << 20, ..OpenOptions::default() };
+        let volume = Volume::open_unreplayed(disk.clone(), small_caches, check.super_.clone());
+        if volume.quick_check().is_some() {
+            problems.push(Problem::new(What::RootMissing).inode(2));
+        }
+    }
+    Ok((problems, true))
+}
+
+fn check_layout<'a>(
     disk: &'a Arc<dyn Disk>,
     raw: RawSuperblock,
     replayed: bool,
     options: CheckOptions,
     progress: Progress<'a>,
-) -> Result<(Report, Option<Check<'a>>)> {
+) -> Result<Pass0<'a>> {
+    let ended = |report| Pass0 { report, check: None, is_damaged: true };
     let log = ProblemLog::new(options.max_problems);
     let super_ = match raw.check_lenient() {
         Ok(super_) => super_,
@@ -237,7 +280,7 @@ pub(crate) fn examine<'a>(
                 superblock::WRONG_CHECKSUM => Problem::new(What::SuperblockChecksum),
                 field => Problem::new(What::Superblock).name(field.as_bytes()),
             });
-            return Ok((build_report(&log, Report::default()), None));
+            return Ok(ended(build_report(&log, Report::default())));
         }
         Err(other) => return Err(other),
     };
@@ -251,7 +294,7 @@ pub(crate) fn examine<'a>(
     };
     layout::check_superblock(&raw, &super_, disk.properties().len_bytes, &log);
     if log.is_damaged() {
-        return Ok((build_report(&log, empty), None));
+        return Ok(ended(build_report(&log, empty)));
     }
     let in_groups = super_.blocks.saturating_sub(u64::from(super_.first_data_block));
     let clusters = in_groups.div_ceil(super_.cluster_blocks.max(1).into());
@@ -278,6 +321,9 @@ pub(crate) fn examine<'a>(
         policies: Mutex::default(),
         usage: Mutex::default(),
         values: Mutex::default(),
+        flagged_values: Mutex::default(),
+        mends_left: AtomicU64::new(MAX_MENDED_INODES),
+        missing_features: Mutex::default(),
         raw,
         super_,
     };
@@ -287,6 +333,21 @@ pub(crate) fn examine<'a>(
     for group in unsealed {
         check.problems.add(Problem::new(What::GroupChecksum).group(group));
     }
+    Ok(Pass0 { report: empty, check: Some(check), is_damaged })
+}
+
+/// [`check()`] of a volume whose journal needs no replay, with all that it found out; without that,
+/// the check ended with the superblock.
+pub(crate) fn examine<'a>(
+    disk: &'a Arc<dyn Disk>,
+    raw: RawSuperblock,
+    replayed: bool,
+    options: CheckOptions,
+    progress: Progress<'a>,
+) -> Result<(Report, Option<Check<'a>>)> {
+    let Pass0 { report: empty, check, is_damaged } =
+        check_layout(disk, raw, replayed, options, progress)?;
+    let Some(mut check) = check else { return Ok((empty, None)) };
     if is_damaged {
         return Ok((build_report(&check.problems, empty), Some(check)));
     }
@@ -302,6 +363,10 @@ pub(crate) fn examine<'a>(
     xattrs::check_xattr_block_references(&check)?;
     xattrs::check_ea_inodes(&check)?;
     let parents = entries::check_directories(&check, &directories)?;
+    xattrs::check_named_ea_inodes(&check)?;
+    for feature in std::mem::take(&mut *check.missing_features.lock()) {
+        check.problems.add(Problem::new(What::FeatureLost).name(feature.as_bytes()));
+    }
     prefetch::prefetch_bitmaps(&check, 0);
     let connected = connectivity::check_connectivity(&check, &parents);
     counts::check_link_counts(&check, &connected)?;
@@ -368,11 +433,46 @@ impl Check<'_> {
         self.replayed && self.orphans.contains(&number)
     }
 
+    /// Hears the witnesses of how the contents of an inode are stored.
+    pub(crate) fn form(&self, slot: &[u8]) -> Option<Verdict> {
+        witness::judge(slot, self.super_.incompatible, self.super_.blocks)
+    }
+
+    /// Returns the bit that makes the checksum of an inode right, for the first inodes that ask.
+    fn mended_bit(&self, slot: &[u8], number: InodeNumber) -> Option<Bit> {
+        self.mends_left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+            .ok()?;
+        witness::mend_inode(slot, number, &self.super_).map(|(bit, _)| bit)
+    }
+
+    /// Remembers features that the superblock lost.
+    fn note_missing(&self, features: Incompatible) {
+        if !features.is_empty() {
+            self.missing_features.lock().extend(features.names());
+        }
+    }
+
     /// Returns true if `number` is a quota inode.
     fn is_quota_inode(&self, number: u32) -> bool {
         self.super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA)
             && number != 0
             && self.super_.quotas.contains(&number)
+    }
+
+    /// Visits the clusters that the bitmaps call used.
+    pub(crate) fn visit_bits_in_use(&self, visit: &mut dyn FnMut(u64)) {
+        let per_group = u64::from(self.super_.clusters_per_group());
+        for (nth, place) in (0u64..).zip(&self.groups) {
+            let readable = self.is_valid_block(place.block_bitmap) && !place.blocks_unwritten;
+            let bitmap = readable.then(|| self.block(place.block_bitmap, BlockRole::Contents));
+            let Some(Ok(bytes)) = bitmap else { continue };
+            let first = nth.saturating_mul(per_group);
+            let used = (0..per_group).filter(|bit| {
+                bytes.get(saturating_usize(bit / 8)).is_some_and(|byte| byte >> (bit % 8) & 1 != 0)
+            });
+            used.for_each(|bit| visit(first.saturating_add(bit)));
+        }
     }
 
     /// Returns the index of a block in the block sets.

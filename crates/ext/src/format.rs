@@ -33,6 +33,7 @@ pub(crate) mod orphan_file;
 pub mod quota;
 pub(crate) mod requirements;
 pub mod superblock;
+pub(crate) mod witness;
 pub mod xattr;
 
 /// Reads a little-endian `u16` at `at`; `None` beyond the slice.

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use draconis_device::{Disk, Extent};
 
 use crate::blocks::uncached::{read_bytes, read_superblock};
+use crate::format::features::Compatible;
 use crate::format::group::GroupDescriptor;
 use crate::format::superblock::Superblock;
 use crate::units::saturating_u32;
@@ -35,6 +36,7 @@ use crate::{Error, FsBlock, GroupNumber, Result};
 pub(crate) use journal_file::JournalFile;
 use open::open_damaged_journal;
 pub(crate) use open::{journal_inode_copy, open_journal};
+pub(crate) use recovery::COPY_CHECKSUM;
 use replayed_disk::ReplayedDisk;
 
 /// Read-only view of a volume after replay.
@@ -71,6 +73,7 @@ fn open_with_replayed_log(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Repl
     let found = log.scan()?;
     let (len, transactions, next) = (found.copies.len(), found.transactions, found.next);
     ::log::info!("{transactions} transactions of the journal are read from it: {len} blocks");
+    let skipped = found.skipped.map(|damage| log.damage_error(damage));
     let mut damage = found.damage.map(|damage| log.damage_error(damage));
     let mut changed: Vec<FsBlock> = found.copies.keys().copied().map(FsBlock).collect();
     let mut disk: Arc<dyn Disk> = Arc::new(ReplayedDisk::new(disk, log, Arc::new(found)));
@@ -92,7 +95,7 @@ fn open_with_replayed_log(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Repl
     if let Some((blocks, inodes)) = count_free(&*disk, &super_) {
         (super_.free_blocks, super_.free_inodes) = (blocks, saturating_u32(inodes));
     }
-    Ok(ReplayedVolume { disk, super_, changed, damage })
+    Ok(ReplayedVolume { disk, super_, changed, damage: damage.or(skipped) })
 }
 
 /// Replays the journal on disk and waits until that is durable.
@@ -103,7 +106,7 @@ pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
     let log = open_journal(disk.clone(), super_)?;
     let found = log.scan()?;
     let fast = fast_commit::summarize_fast_commits(&log, found.next)?;
-    if let Some(damage) = found.damage.or(fast.damage) {
+    if let Some(damage) = found.damage.or(fast.damage).or(found.skipped) {
         return Err(log.damage_error(damage));
     }
     let (len, transactions) = (found.copies.len(), found.transactions);
@@ -148,9 +151,11 @@ fn count_free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
 }
 
 impl Superblock {
-    /// Returns device number and UUID of an external journal, as Linux formats them.
+    /// Returns device number and UUID of an external journal, as Linux formats them. Without the
+    /// feature of a journal the field means nothing.
     pub fn external_journal(&self) -> Option<String> {
-        let device = Some(self.journal_device).filter(|device| *device != 0)?;
+        let has_journal = self.compatible.contains(Compatible::HAS_JOURNAL);
+        let device = Some(self.journal_device).filter(|device| *device != 0 && has_journal)?;
         let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);
         let mut uuid = String::new();
         for (nth, byte) in self.journal_uuid.iter().enumerate() {

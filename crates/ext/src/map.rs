@@ -222,10 +222,6 @@ pub(crate) fn map_of(inode: &Inode) -> Result<EitherBlockMap<'_>> {
 /// # Errors
 /// As [`map_of`].
 pub(crate) fn map_of_any(inode: &Inode) -> Result<EitherBlockMap<'_>> {
-    match inode.check_readable() {
-        Ok(()) | Err(Error::NoKey) => {}
-        Err(other) => return Err(other),
-    }
     if inode.is_inline() {
         return Err(Error::Misuse("contents inside an inode have no map"));
     }

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_device::Disk;
 
-use crate::backup;
 use crate::blocks::BlockStore;
 use crate::blocks::checksums::MetadataChecksums;
 use crate::blocks::data::SharedBytes;
@@ -15,6 +14,7 @@ use crate::cache::{Cache, CacheWeight};
 use crate::format::group::{self, GroupDescriptor};
 use crate::format::inode::Inode;
 use crate::format::superblock::Superblock;
+use crate::format::witness;
 use crate::map::{RunList, SegmentKey};
 use crate::options::OpenOptions;
 use crate::units::saturating_usize;
@@ -176,12 +176,8 @@ impl VolumeReader {
         let read = |bytes: &[u8]| {
             GroupDescriptor::read(bytes, slot, &self.super_).ok()?.check(&self.super_).ok()
         };
-        let range = group::descriptor_range(slot, &self.super_)?;
-        let mended = backup::flip_one_bit(bytes.clone(), range, |bytes| {
-            let is_right = group::has_valid_checksum(bytes, slot, &self.super_, group);
-            read(bytes).filter(|_| is_right)
-        });
-        match mended {
+        let mended = witness::mend_descriptor(&bytes, slot, &self.super_, group);
+        match mended.and_then(|(_, mended)| read(&mended)) {
             Some(mended) => Some(("one bit of it is changed back", mended)),
             None => {
                 let found = GroupDescriptor { flags: 0, unused_inodes: 0, ..read(&bytes)? };

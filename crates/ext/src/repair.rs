@@ -5,9 +5,10 @@
 //!                                  ▲        │
 //!                                  └────────┘  the lowest pass that found something
 //! ```
-//! Law 1: nothing is written before the check of the repaired volume, in memory, is silent. Then
-//! all is written as one change: a cut leaves the old volume or the repaired one.
-//! Law 2: each fix answers a problem of the check. A problem without a fix ends the repair.
+//! Law 1: nothing is written before the check of the repaired volume, in memory, is silent, or finds
+//! only what has no fix. Then all is written as one change: a cut leaves the old volume or the repaired one.
+//! Law 2: each fix answers a problem of the check. Problems without a fix are left, and the others
+//! fixed where that frees nothing and makes no file worse.
 //! Law 3: what could be read stays readable: blocks claimed twice are copied, and what has no name
 //! gets one in `lost+found`: the one that a directory still has behind another, if that is the only.
 //! Law 4: a block that a file had at any time of the repair holds nothing new, and no log.
@@ -21,6 +22,7 @@ mod inodes;
 mod maps;
 mod superblock;
 mod undo;
+mod worse;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -80,14 +82,30 @@ pub struct Fix {
     pub follows: bool,
 }
 
+/// What a repair makes of a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// No problem was found.
+    NothingToDo,
+    /// All problems have a fix.
+    Repaired,
+    /// Some have, and no file gets worse by them.
+    InPart,
+    /// Nothing is written, for this reason.
+    Left(String),
+}
+
 /// A repair in memory.
 pub struct Repair {
     /// Result of the first check that completed all passes, or else of the first.
     pub before: Report,
     /// What is done, in order.
     pub fixes: Vec<Fix>,
-    /// Problems that have no fix. The volume is not written then.
+    /// Problems that are left.
     pub unfixed: Vec<Problem>,
+    /// Why nothing is written although some problems have a fix.
+    pub obstacle: Option<String>,
+    is_partial: bool,
     changes: Arc<CowDisk>,
     /// Clusters that belonged to something at any time.
     taken: AtomicBitSet,
@@ -111,7 +129,7 @@ pub fn plan(
             let none = backup::none_found(&options.superblock, Error::NotExt);
             let mend = || options.superblock.block.is_none().then(|| backup::mend_one_bit(&**disk));
             let found = backup::find(&**disk, None, &options.superblock).map(|it| it.raw);
-            found.or_else(|| mend().flatten()).ok_or(none)?
+            found.or_else(|| mend().flatten().map(|(_, raw)| raw)).ok_or(none)?
         }
         Err(other) => return Err(other.into()),
     };
@@ -119,24 +137,82 @@ pub fn plan(
         let feature = "unfinished: a change of the whole volume was cut off".to_owned();
         return Err(Error::Unsupported { feature }.into());
     }
+    let (raw, fixed) = superblock::choose_superblock(disk, &options.superblock)?;
     let block_bytes = block_bytes(&raw).ok_or(Error::corrupt("superblock: block size"))?;
     let most = options.max_change_bytes.checked_div(block_bytes.into()).unwrap_or(0);
-    let changes = Arc::new(CowDisk::new(disk.clone(), block_bytes, saturating_usize(most)));
+    let plan = |is_partial| {
+        let changes = Arc::new(CowDisk::new(disk.clone(), block_bytes, saturating_usize(most)));
+        plan_with(changes, (&raw, &fixed), is_partial, options, progress)
+    };
+    let whole = plan(false)?;
+    if whole.unfixed.is_empty() {
+        return Ok(whole);
+    }
+    // Without all problems fixed, less is certain: what the bitmaps call used stays as it is.
+    let mut partial = match plan(true) {
+        Ok(partial) if !partial.fixes.is_empty() => partial,
+        _ => return Ok(Repair { fixes: vec![], ..whole }),
+    };
+    let changed: Arc<dyn Disk> = partial.changes.clone();
+    partial.obstacle = match worse::find_worse_file(disk, &changed) {
+        Ok(None) => None,
+        Ok(Some(path)) => Some(format!("\"{}\" would get worse", path.escape_ascii())),
+        Err(error) => Some(error.to_string()),
+    };
+    Ok(partial)
+}
+
+/// Plans a repair in `changes`, with a superblock that was chosen. A partial one leaves problems
+/// without a fix, and all that only frees what nothing seems to use.
+fn plan_with(
+    changes: Arc<CowDisk>,
+    (raw, fixed): (&RawSuperblock, &[(Problem, &'static str)]),
+    is_partial: bool,
+    options: &RepairOptions,
+    progress: Progress<'_>,
+) -> Result<Repair> {
     let mut repair = Repair {
         before: Report::default(),
         fixes: vec![],
         unfixed: vec![],
+        obstacle: None,
+        is_partial,
         changes,
         taken: AtomicBitSet::new(0),
         used: AtomicBitSet::new(0),
         super_: None,
     };
+    if !fixed.is_empty() {
+        backup::put(&repair.changes, raw)?;
+    }
+    for (problem, action) in fixed {
+        repair.note(problem.clone(), action);
+    }
     match repair.run(options, progress) {
         Err(OfflineError::Volume(Error::Io(draconis_device::Error::ServiceEnded))) => {
             let what = "more changes than memory is allowed for: --memory allows more";
             Err(OfflineError::Unsupported(what.to_owned()))
         }
         done => done.map(|()| repair),
+    }
+}
+
+/// Returns the disk with the superblock that a repair makes. The disk does not change.
+///
+/// # Errors
+/// As [`plan`].
+pub(crate) fn with_repaired_superblock(disk: &Arc<dyn Disk>) -> Result<Arc<dyn Disk>> {
+    let (raw, fixes) = superblock::choose_superblock(disk, &SuperblockPlace::default())?;
+    if fixes.is_empty() {
+        return Ok(disk.clone());
+    }
+    let repaired = Arc::new(CowDisk::new(disk.clone(), superblock::MEMORY_BLOCK_BYTES, 2));
+    backup::put(&repaired, &raw)?;
+    repaired.freeze();
+    let as_disk: Arc<dyn Disk> = repaired;
+    match check::examine_layout(&as_disk, raw)? {
+        (_, true) => Ok(as_disk),
+        (_, false) => Err(Error::corrupt("superblock: not all of it has a fix").into()),
     }
 }
 
@@ -148,20 +224,27 @@ impl Repair {
 
     /// Returns true if there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.fixes.is_empty() && self.unfixed.is_empty()
+        self.verdict() == Verdict::NothingToDo
+    }
+
+    /// Returns what becomes of the volume.
+    pub fn verdict(&self) -> Verdict {
+        match (self.fixes.is_empty(), self.unfixed.len(), &self.obstacle) {
+            (true, 0, _) => Verdict::NothingToDo,
+            (false, 0, _) => Verdict::Repaired,
+            (false, _, None) => Verdict::InPart,
+            (_, _, Some(why)) => Verdict::Left(why.clone()),
+            (true, left, None) => Verdict::Left(format!("{left} problems have no fix")),
+        }
     }
 
     fn run(&mut self, options: &RepairOptions, progress: Progress<'_>) -> Result<()> {
         let disk: Arc<dyn Disk> = self.changes.clone();
-        if let Some((problem, action)) =
-            superblock::restore_unusable(&self.changes, &options.superblock)?
-        {
-            self.note(problem, action);
-        }
         let options_of_check = CheckOptions { max_problems: PROBLEMS_PER_ROUND, ..options.check };
         let mut attempts: HashMap<Problem, u32> = HashMap::new();
         let mut later = BTreeSet::new();
-        let mut may_delete_orphans = true;
+        let mut may_delete_orphans = !self.is_partial;
+        let mut left: BTreeSet<Problem> = BTreeSet::new();
         for round in 0..MAX_ROUNDS {
             // A superblock from a backup says only now that there is something to replay.
             self.replay_journal(&disk)?;
@@ -174,15 +257,28 @@ impl Repair {
             if let Some(check) = &found {
                 self.remember_used(check);
             }
-            let pass = report.problems.iter().map(|it| it.what.pass()).min();
-            let Some(pass) = pass else {
+            let is_open =
+                |it: &&Problem| !left.contains(it) && !(self.is_partial && it.what.frees());
+            let open = || report.problems.iter().filter(is_open);
+            if self.is_partial && !report.problems.is_empty() && open().next().is_none() {
+                self.unfixed = report.problems;
+                if !later.is_empty() {
+                    self.obstacle = Some("what was removed cannot be made anew".to_owned());
+                }
+                return Ok(());
+            }
+            // What follows from a wrong reading of an inode goes away with it.
+            let decisive = open().find(|it| it.is_decisive());
+            let first = decisive.or_else(|| open().min_by_key(|it| it.what.pass()));
+            let Some((pass, is_decisive)) = first.map(|it| (it.what.pass(), decisive.is_some()))
+            else {
                 if !self.add_dropped_features(&disk, &mut later, options)? {
                     return self.finish(&disk, options);
                 }
                 continue;
             };
-            let mut now: Vec<&Problem> =
-                report.problems.iter().filter(|it| it.what.pass() == pass).collect();
+            let mut now: Vec<&Problem> = open().filter(|it| it.what.pass() == pass).collect();
+            now.retain(|it| !is_decisive || it.is_decisive());
             let quota = |it: &&Problem| it.what == What::Quota;
             if now.iter().all(quota) {
                 later.insert(LaterStep::Quota);
@@ -202,6 +298,10 @@ impl Repair {
                 *times = times.saturating_add(1);
                 attempt = attempt.max(*times);
             }
+            if attempt > MAX_ATTEMPTS && self.is_partial {
+                left.extend(now.into_iter().cloned());
+                continue;
+            }
             if attempt > MAX_ATTEMPTS {
                 self.unfixed = now.into_iter().cloned().collect();
                 return Ok(());
@@ -215,10 +315,15 @@ impl Repair {
                 blocks_left: Cell::new(self.taken.len().saturating_mul(8).saturating_add(1 << 22)),
                 attempt,
                 later: &mut later,
+                mended_groups: BTreeSet::new(),
                 fixes: vec![],
             };
             fixer.fix_pass(pass, &now)?;
             let fixes = std::mem::take(&mut fixer.fixes);
+            if fixes.is_empty() && self.is_partial && found.is_some() {
+                left.extend(now.into_iter().cloned());
+                continue;
+            }
             if fixes.is_empty() {
                 self.unfixed = now.into_iter().cloned().collect();
                 return Ok(());
@@ -251,9 +356,12 @@ impl Repair {
                     self.changes.put(at, bytes).map_err(Error::from)?;
                 }
                 superblock::edit(&self.changes, RawSuperblock::set_recovered)?;
-                let problem =
-                    Problem { block, name: Some(what.into()), ..Problem::new(What::Journal) };
-                self.note(problem, "the journal is replayed up to there, and emptied");
+                let (kind, action) = match what == journal::COPY_CHECKSUM {
+                    true => (What::JournalCopy, "the journal is replayed without it, and emptied"),
+                    false => (What::Journal, "the journal is replayed up to there, and emptied"),
+                };
+                let problem = Problem { block, name: Some(what.into()), ..Problem::new(kind) };
+                self.note(problem, action);
             }
             Err(other) => return Err(other.into()),
         }
@@ -311,6 +419,11 @@ impl Repair {
         for at in (0..check.used.len()).step_by(64) {
             self.taken.insert_word(at, check.used.word_from(at));
             self.used.insert_word(at, check.used.word_from(at));
+        }
+        if self.is_partial && self.super_.is_none() {
+            check.visit_bits_in_use(&mut |cluster| {
+                self.taken.insert(cluster);
+            });
         }
         self.super_ = Some(check.super_.clone());
     }
@@ -408,8 +521,8 @@ impl Repair {
         undo: Option<File>,
         scratch: Option<File>,
     ) -> Result<()> {
-        if !self.unfixed.is_empty() {
-            return Err(Error::Misuse("a repair that is not complete").into());
+        if matches!(self.verdict(), Verdict::Left(_)) {
+            return Err(Error::Misuse("a repair that writes nothing").into());
         }
         let Some(super_) = &self.super_ else { return Ok(()) };
         let changed = self.changed_blocks(&**disk, super_)?;
@@ -502,6 +615,8 @@ struct Fixer<'a> {
     /// How often the problems of this round were found, this time included.
     attempt: u32,
     later: &'a mut BTreeSet<LaterStep>,
+    /// Groups of whose descriptor one bit was changed back.
+    mended_groups: BTreeSet<u32>,
     fixes: Vec<(Problem, &'static str)>,
 }
 

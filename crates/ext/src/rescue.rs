@@ -18,21 +18,25 @@ mod listing;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use draconis_device::Disk;
-use draconis_types::Attributes;
 use draconis_types::lock::Mutex;
+use draconis_types::{Attributes, FileType};
 
 use crate::backup::SuperblockPlace;
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::check::Progress;
-use crate::format::inode::Inode;
+use crate::format::inode::{Inode, flags, has_valid_checksum};
+use crate::format::le32;
 use crate::format::superblock::Superblock;
+use crate::format::witness::{self, FORMS};
+use crate::map::SEGMENT_BLOCKS;
 use crate::options::OpenOptions;
-use crate::units::saturating_usize;
+use crate::repair;
 use crate::volume::Volume;
-use crate::{Error, FsBlock, InodeNumber, Result};
+use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
 
 pub use contents::Contents;
 
@@ -42,6 +46,10 @@ const LOST_AND_FOUND: &[u8] = b"lost+found";
 pub const MAX_PATH_BYTES: usize = 4000;
 /// Times that contents may have the blocks of the volume.
 const CONTENTS_PER_VOLUME: u64 = 4;
+/// Inodes with a wrong checksum of which all bits are tried.
+const MAX_MENDED_INODES: u32 = 256;
+/// Blocks of a file up to which two maps are compared.
+const MAX_COMPARED_BLOCKS: u64 = 1 << 24;
 /// Problem of a file that is in lost+found.
 pub const UNNAMED: &str = "no directory names it";
 /// Reason for doubt in an inode.
@@ -98,6 +106,8 @@ pub struct Rescue {
     order: Vec<usize>,
     /// Blocks that contents may still have.
     blocks_left: Mutex<u64>,
+    /// Inodes with a wrong checksum of which all bits may still be tried.
+    mends_left: AtomicU32,
 }
 
 impl Rescue {
@@ -111,13 +121,27 @@ impl Rescue {
         place: &SuperblockPlace,
         progress: Progress<'_>,
     ) -> Result<Self> {
-        let volume = Volume::open_damaged(disk, options, place)?;
+        let volume = match place.block {
+            Some(_) => Volume::open_damaged(disk, options, place)?,
+            // The superblock that a repair makes.
+            None => match repair::with_repaired_superblock(&disk) {
+                Ok(repaired) => Volume::open_damaged(repaired, options, place)?,
+                Err(_) => Volume::open_damaged(disk, options, place)?,
+            },
+        };
         let super_ = &volume.reader.super_;
         let unchecked = Superblock { checksum_seed: None, ..super_.clone() };
         let blocks = super_.blocks.min(volume.reader.disk_blocks());
         let blocks_left = Mutex::new(blocks.saturating_mul(CONTENTS_PER_VOLUME));
-        let mut rescue =
-            Self { volume, unchecked, items: vec![], losses: vec![], order: vec![], blocks_left };
+        let mut rescue = Self {
+            volume,
+            unchecked,
+            items: vec![],
+            losses: vec![],
+            order: vec![],
+            blocks_left,
+            mends_left: AtomicU32::new(MAX_MENDED_INODES),
+        };
         let found = listing::find(&rescue, progress);
         (rescue.items, rescue.losses, rescue.order) = (found.items, found.losses, found.order);
         Ok(rescue)
@@ -169,6 +193,29 @@ impl Rescue {
         (found, error)
     }
 
+    /// Returns true if a file has the map, or the contents inside, of one of another scan.
+    pub(crate) fn has_same_map(&self, item: &RescuedItem, other: &Self, its: &RescuedItem) -> bool {
+        let runs = |rescue: &Self, inode: &Inode| {
+            let blocks = inode.size_bytes.div_ceil(rescue.volume.reader.super_.block_bytes.into());
+            let end = FileBlock(u32::try_from(blocks).ok()?);
+            (blocks <= MAX_COMPARED_BLOCKS).then_some(())?;
+            let mut runs = vec![];
+            let mut at = FileBlock(0);
+            while at < end {
+                let next = at.offset(SEGMENT_BLOCKS).min(end);
+                runs.extend(rescue.volume.reader.map_runs(inode, at, next).ok()?);
+                at = next;
+            }
+            Some(runs)
+        };
+        let (Some(own), Some(others)) = (&item.inode, &its.inode) else { return false };
+        if own.is_inline() || others.is_inline() {
+            return false;
+        }
+        let own = runs(self, own);
+        own.is_some() && own == runs(other, others)
+    }
+
     /// Reads a block of metadata, and whether its checksum is right. `None` if it is not readable.
     fn metadata(&self, at: FsBlock, role: Role) -> Option<(SharedBytes, bool)> {
         let store = &self.volume.reader.store;
@@ -177,23 +224,42 @@ impl Rescue {
         Some((bytes, is_sound))
     }
 
-    /// Returns an inode, and whether its checksum is right.
+    /// Returns true if an inode holds the value of an attribute.
+    fn is_value(&self, number: InodeNumber) -> bool {
+        let slot = self.volume.reader.inode_slot(number);
+        slot.is_ok_and(|slot| le32(&slot, 32).is_some_and(|set| set & flags::EA_INODE != 0))
+    }
+
+    /// Returns an inode as the witnesses have it, and whether its checksum is right.
     fn inode(&self, number: InodeNumber) -> Result<(Arc<Inode>, bool)> {
         let reader = &self.volume.reader;
+        let super_ = &reader.super_;
         let error = match reader.node(number) {
-            Ok(inode) => return Ok((inode, true)),
+            // Nothing outvotes a checksum.
+            Ok(inode) if super_.checksum_seed.is_some() => return Ok((inode, true)),
+            Ok(_) => Error::corrupt("inode").with_inode(number),
             Err(error) => error,
         };
         if !matches!(error, Error::Corrupt { .. }) {
             return Err(error);
         }
-        let (block, at) = reader.inode_location(number)?;
-        let bytes = reader.store.block(block, Role::InodeTable)?;
-        let len = saturating_usize(u64::from(reader.super_.inode_bytes));
-        let slot = bytes.slice(at..at.saturating_add(len));
-        match Inode::check(&slot, number, &self.unchecked) {
-            Ok(inode) if !inode.is_ea_inode() => Ok((Arc::new(inode), false)),
-            _ => Err(error),
+        let mut slot = reader.inode_slot(number)?.to_vec();
+        let may_mend = self
+            .mends_left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        let mended = may_mend.ok().and_then(|_| witness::mend_inode(&slot, number, super_));
+        let is_sound = mended.is_some() || has_valid_checksum(&slot, number, super_);
+        slot = mended.map_or(slot, |(_, mended)| mended);
+        let mut inode = Inode::check(&slot, number, &self.unchecked)?;
+        // No name leads to the value of an attribute.
+        inode.flags &= !flags::EA_INODE;
+        let may_have_contents =
+            matches!(inode.kind, FileType::File | FileType::Directory | FileType::Symlink);
+        let form = witness::judge(&slot, super_.incompatible, super_.blocks)
+            .filter(|_| may_have_contents && inode.fast_symlink_target(super_).is_none());
+        if let Some(form) = form {
+            inode.flags = inode.flags & !FORMS | form.flags;
         }
+        Ok((Arc::new(inode), is_sound))
     }
 }

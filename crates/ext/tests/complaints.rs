@@ -213,8 +213,10 @@ fn every_problem_kind_is_planted() {
 }
 
 /// Problems that ext2 volumes cannot have; the test of features plants them. A check replays a journal
-/// in memory: only `repair` names one that was not replayed.
+/// in memory: only `repair` names one that was not replayed. `journal_damage.rs` flips bits of copies.
 const EXT4_ONLY_PROBLEMS: &[What] = &[
+    What::FeatureLost,
+    What::JournalCopy,
     What::SuperblockChecksum,
     What::GroupChecksum,
     What::GroupUnused,

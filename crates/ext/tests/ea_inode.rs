@@ -11,7 +11,9 @@ use crate::common::compare::{self, ReferenceTree};
 use crate::common::storm::write_options;
 use crate::common::{Image, tree};
 use draconis_device::{Disk, MemoryDisk};
+use draconis_ext::check::{CheckOptions, check};
 use draconis_ext::{Error, InodeNumber, OpenOptions, Volume, XattrSet};
+use draconis_testkit::judge;
 use rustix::fs::XattrFlags;
 
 const VALUE_LENGTHS: [usize; 9] = [10, 200, 900, 1024, 3000, 4097, 20_000, 65_535, 65_536];
@@ -149,9 +151,9 @@ fn damaged_ea_inode_affects_only_its_xattr() {
         assert!(volume.read(shared, 0, 1).is_ok());
     }
     let image = Image::from_bytes(&bytes);
+    // The flag and the attribute outvote the feature.
     image.debugfs_write("feature ^ea_inode");
-    let answer = image.open().xattr(shared, b"user.shared");
-    assert!(matches!(answer, Err(Error::Corrupt { .. })), "{answer:?}");
+    assert_eq!(image.open().xattr(shared, b"user.shared"), Ok(pattern));
 }
 
 #[test]
@@ -168,6 +170,40 @@ fn mke2fs_written_ea_inodes_are_read() {
     let volume = image.open();
     compare::compare_trees(&volume, InodeNumber::ROOT, source.path(), ReferenceTree::Source);
     assert_eq!(list_ea_inodes(&volume).len(), 1);
+}
+
+/// What Lustre wrote is no damage, to e2fsck and to our check.
+#[test]
+fn lustre_ea_inodes_are_no_damage() {
+    let source = tempfile::tempdir().unwrap();
+    fs::write(source.path().join("owner"), b"contents").unwrap();
+    fs::write(source.path().join("value"), tree::random_bytes(3, 3000)).unwrap();
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", "ea_inode,^has_journal,^metadata_csum"];
+    let Some(image) = Image::make(Some(source.path()), "8M", &arguments) else { return };
+    let value = source.path().join("value");
+    image.debugfs_write(&format!("ea_set -f {} /owner user.one", value.display()));
+    let owner = inode_number(&image.open(), b"owner");
+    let [value] = list_ea_inodes(&image.open())[..] else { panic!("no value outside") };
+    let of_owner = image.debugfs(&format!("stat <{owner}>")).unwrap();
+    let word = |after: &str| {
+        of_owner.split(after).nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
+    };
+    // The owner's own: its contents, and the block of attributes if there is one.
+    let has_block = !of_owner.contains("File ACL: 0");
+    image.debugfs_write(&format!("sif <{owner}> blocks {}", if has_block { 4 } else { 2 }));
+    for field in [
+        format!("generation {}", word("Generation: ")),
+        format!("mtime @{owner}"),
+        "ctime @1700000000".to_owned(),
+        "atime @1700000000".to_owned(),
+        "version 77".to_owned(),
+    ] {
+        image.debugfs_write(&format!("sif <{value}> {field}"));
+    }
+    judge::assert_fsck_clean(&image.path);
+    let report =
+        check(&(image.memory_disk() as Arc<dyn Disk>), CheckOptions::default(), &|_, _| {});
+    assert_eq!(report.unwrap().problems, []);
 }
 
 /// EA inodes in Lustre's format: they name the owning inode and its generation, and have no

@@ -26,12 +26,12 @@ const NOW: Time = Time { seconds: 1_800_000_000, nanoseconds: 0 };
 /// A change of an image.
 type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
 /// Contents of files by their paths.
-type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
+pub type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
 
-struct Rescued {
-    files: Contents,
-    missing: BTreeMap<Vec<u8>, Vec<Range<u64>>>,
-    losses: Vec<Loss>,
+pub struct Rescued {
+    pub files: Contents,
+    pub missing: BTreeMap<Vec<u8>, Vec<Range<u64>>>,
+    pub losses: Vec<Loss>,
     paths: Vec<Vec<u8>>,
 }
 
@@ -80,7 +80,7 @@ fn rescue_disk(disk: Arc<dyn Disk>) -> draconis_ext::Result<Rescued> {
     Ok(Rescued { files, missing, losses: rescue.losses().to_vec(), paths })
 }
 
-fn rescue(bytes: &[u8]) -> draconis_ext::Result<Rescued> {
+pub fn rescue(bytes: &[u8]) -> draconis_ext::Result<Rescued> {
     rescue_disk(disk_of(bytes))
 }
 

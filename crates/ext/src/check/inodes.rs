@@ -15,9 +15,11 @@ use super::raw_inode::{file_type, has_map, inode_size, is_fast_symlink, xattr_bl
 use super::{Check, prefetch, xattrs};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::htree::DxRoot;
 use crate::format::inline::POINTER_BYTES as INLINE_BYTES;
 use crate::format::inode::{RawInode, flags, has_valid_checksum};
 use crate::format::jbd2::RawJournalSuperblock;
+use crate::format::witness::{FORMS, Verdict};
 use crate::format::{extent, le16, le32};
 use crate::map::pointers::max_mapped_blocks;
 use crate::map::{BlockLocation, MapVisitor};
@@ -195,7 +197,10 @@ fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     if !has_valid_checksum(slot, InodeNumber(number), &check.super_)
         && slot.iter().any(|it| *it != 0)
     {
-        complain(What::InodeChecksum);
+        let bit = check.mended_bit(slot, InodeNumber(number));
+        let name = bit.map(|bit| bit.to_string().into_bytes());
+        let complaint = Problem::new(What::InodeChecksum).inode(number);
+        check.problems.add(Problem { name, ..complaint });
     }
     let role = InodeRole::for_inode(check, number);
     let (mode, links) = (raw.i_mode.get(), raw.i_links_count.get());
@@ -206,7 +211,7 @@ fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
         let listed = check.orphans.contains(&number);
         complain(if listed { What::OnOrphanList } else { What::InOrphanList });
     }
-    if raw.i_flags.get() & forbidden_flags(check, role, number, mode) != 0 {
+    if raw.i_flags.get() & forbidden_flags(check, role, number, slot) != 0 {
         complain(What::Flags);
     }
     match role {
@@ -278,12 +283,29 @@ fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     }
     let mut outside = (0, 0);
     check.inode_states.set_used(number, kind, links);
+    if kind == Some(FileType::File) && raw.i_flags.get() & flags::EA_INODE != 0 {
+        check.flagged_values.lock().push(number);
+    }
     if kind == Some(FileType::Directory) {
         check.directories.lock().push(number);
         check.directory_inodes.put(number, slot);
     }
+    let may_have_contents =
+        matches!(kind, Some(FileType::File | FileType::Directory | FileType::Symlink));
+    let form = check.form(slot).filter(|_| may_have_contents && links != 0);
+    if let Some(form) = form {
+        check.note_missing(form.missing);
+        let lost = form.flags & !raw.i_flags.get();
+        if lost & flags::EXTENTS != 0 && !is_fast_symlink(check, raw) {
+            complain(What::ExtentFlag);
+        }
+        if lost & flags::INLINE_DATA != 0 {
+            let complaint = Problem::new(What::InlineData).inode(number);
+            check.problems.add(complaint.expected(flags::INLINE_DATA));
+        }
+    }
     if matches!(role, InodeRole::Ordinary | InodeRole::Root) {
-        check_fields(check, number, raw, kind);
+        check_fields(check, number, slot, kind, form);
         outside = check_extra_fields(check, number, slot);
     }
     let mut claim = BlockClaimer::new(check, number, false);
@@ -292,8 +314,10 @@ fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
 }
 
 /// Returns the flags that a reserved inode must not have; those of others depend on their type.
-pub(crate) fn forbidden_flags(check: &Check<'_>, role: InodeRole, number: u32, mode: u16) -> u32 {
-    let extents = check.super_.incompatible.contains(Incompatible::EXTENTS);
+pub(crate) fn forbidden_flags(check: &Check<'_>, role: InodeRole, number: u32, slot: &[u8]) -> u32 {
+    let mode = le16(slot, 0).unwrap_or(0);
+    let extents = check.super_.incompatible.contains(Incompatible::EXTENTS)
+        || check.form(slot).is_some_and(|it| it.missing.contains(Incompatible::EXTENTS));
     let mapped = if extents { 0 } else { flags::EXTENTS } | flags::INLINE_DATA;
     match role {
         InodeRole::Ordinary | InodeRole::Root => 0,
@@ -308,17 +332,21 @@ pub(crate) fn forbidden_flags(check: &Check<'_>, role: InodeRole, number: u32, m
 }
 
 /// Checks for fields that need features the volume lacks.
-fn check_fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>) {
+fn check_fields(
+    check: &Check<'_>,
+    number: u32,
+    slot: &[u8],
+    kind: Option<FileType>,
+    form: Option<Verdict>,
+) {
+    let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return };
     let super_ = &check.super_;
     let set = raw.i_flags.get();
     let directory = kind == Some(FileType::Directory);
     let mut wrong = 0;
-    for (feature, flag) in [
-        (Incompatible::EXTENTS, flags::EXTENTS),
-        (Incompatible::INLINE_DATA, flags::INLINE_DATA),
-        (Incompatible::ENCRYPT, flags::ENCRYPT),
-        (Incompatible::CASEFOLD, CASEFOLD),
-    ] {
+    for (feature, flag) in
+        [(Incompatible::ENCRYPT, flags::ENCRYPT), (Incompatible::CASEFOLD, CASEFOLD)]
+    {
         if !super_.incompatible.contains(feature) {
             wrong |= flag;
         }
@@ -326,11 +354,16 @@ fn check_fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Fil
     if !directory {
         wrong |= CASEFOLD;
     }
-    let mapped = flags::EXTENTS | flags::INLINE_DATA;
     let has_contents =
         matches!(kind, None | Some(FileType::File | FileType::Directory | FileType::Symlink));
-    if set & mapped == mapped || !has_contents {
-        wrong |= mapped;
+    wrong |= match form {
+        Some(form) => FORMS & !form.flags,
+        None if has_contents => 0,
+        None => FORMS,
+    };
+    // No attribute has a directory as its value.
+    if matches!(kind, Some(FileType::Directory)) {
+        wrong |= flags::EA_INODE;
     }
     // e2fsck trusts such a flag only on a device or pipe that holds nothing but its number.
     if !has_contents && raw.i_block.iter().skip(4).any(|word| word.get() != 0) {
@@ -339,8 +372,14 @@ fn check_fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Fil
     if !super_.compatible.contains(Compatible::IMAGIC_INODES) {
         wrong |= IMAGIC;
     }
-    if !directory || !super_.compatible.contains(Compatible::DIR_INDEX) {
+    // A directory inside its inode has no blocks for a tree.
+    if !directory || form.is_some_and(|form| form.flags & flags::INLINE_DATA != 0) {
         wrong |= flags::INDEX;
+    } else if set & flags::INDEX != 0 && !super_.compatible.contains(Compatible::DIR_INDEX) {
+        match has_tree_root(check, raw) {
+            true => check.missing_features.lock().extend(Compatible::DIR_INDEX.names()),
+            false => wrong |= flags::INDEX,
+        }
     }
     let complain = |complaint: Problem| check.problems.add(complaint.inode(number));
     if set & wrong != 0 {
@@ -361,6 +400,20 @@ fn check_fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Fil
     if raw.i_obso_faddr.get() != 0 {
         complain(Problem::new(What::FragmentAddress).found(raw.i_obso_faddr.get()));
     }
+}
+
+/// Returns true if the first block of a directory is the root of a hash tree.
+fn has_tree_root(check: &Check<'_>, raw: &RawInode) -> bool {
+    let [pointer, ..] = raw.i_block;
+    let first = match extent::ExtentNode::check(raw.i_block.as_bytes(), Some(0)) {
+        Ok(node) => node.extent(0).map_or(0, |first| first.start.0),
+        Err(_) => pointer.get().into(),
+    };
+    let role = BlockRole::Directory(Check::file_id(0));
+    let block = check.is_valid_block(first).then(|| check.block(first, role));
+    block.is_some_and(|block| {
+        block.is_ok_and(|bytes| DxRoot::check(&bytes, false, check.super_.hash_seed).is_ok())
+    })
 }
 
 /// Checks the fields beyond 128 bytes; returns the clusters and the number of EA inodes.
@@ -473,17 +526,6 @@ fn check_inline_data(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<F
     }
 }
 
-/// Reports an inode that looks like an extent tree without the flag.
-fn check_extent_flag(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>) {
-    let mapped = flags::EXTENTS | flags::INLINE_DATA;
-    let may_have = matches!(kind, Some(FileType::File | FileType::Directory))
-        && check.super_.incompatible.contains(Incompatible::EXTENTS)
-        && raw.i_flags.get() & mapped == 0;
-    if may_have && extent::ExtentNode::check(raw.i_block.as_bytes(), None).is_ok() {
-        check.problems.add(Problem::new(What::ExtentFlag).inode(number));
-    }
-}
-
 fn check_block_count(
     check: &Check<'_>,
     number: u32,
@@ -491,7 +533,6 @@ fn check_block_count(
     kind: Option<FileType>,
     claim: &BlockClaimer<'_, '_>,
 ) {
-    check_extent_flag(check, number, raw, kind);
     // Blocks below an invalid pointer cannot be counted.
     if claim.bad_pointers > 0 || claim.has_skipped_blocks || kind.is_none() && raw.i_mode.get() != 0
     {
@@ -608,7 +649,7 @@ fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -
 
 /// Checks that the journal's inode holds an empty journal.
 fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
-    /// First block of the file, and the number of its blocks.
+    /// First block of the file, and the number of blocks up to the first hole.
     struct FirstAndCount(Option<u64>, u64);
     impl MapVisitor for FirstAndCount {
         fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
@@ -616,7 +657,9 @@ fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result
                 if at == 0 {
                     self.0 = Some(block);
                 }
-                self.1 = self.1.saturating_add(blocks);
+                if at == self.1 {
+                    self.1 = self.1.saturating_add(blocks);
+                }
             }
             ControlFlow::Continue(())
         }

@@ -104,6 +104,9 @@ pub(super) fn check_superblock(
 
 fn check_feature_conflicts(raw: &RawSuperblock, super_: &Superblock, log: &ProblemLog) {
     let resize = super_.compatible.contains(Compatible::RESIZE_INODE);
+    if raw.lost_checksum_feature() {
+        log.add(Problem::new(What::FeatureLost).name(b"metadata_csum"));
+    }
     for rule in violated_rules(Enforcer::Checker, super_.features(), super_.inode_bytes) {
         log.add(Problem::new(What::FeatureClash).name(rule.conflict_text().as_bytes()));
     }
@@ -117,7 +120,7 @@ fn check_feature_conflicts(raw: &RawSuperblock, super_: &Superblock, log: &Probl
     let journal = raw.s_journal_inum.get();
     if super_.compatible.contains(Compatible::HAS_JOURNAL) {
         // The UUID is that of an external journal.
-        if journal != 8 || raw.s_journal_uuid != [0; 16] {
+        if journal != 8 || raw.s_journal_uuid != [0; 16] || raw.s_journal_dev.get() != 0 {
             log.add(Problem::new(What::JournalInode).found(journal).expected(8u64));
         }
     } else if journal != 0 || raw.s_journal_uuid != [0; 16] {

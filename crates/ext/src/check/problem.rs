@@ -3,6 +3,8 @@
 use draconis_types::lock::Mutex;
 use std::fmt;
 
+use crate::format::inode::flags;
+use crate::format::witness::FORMS;
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
 /// Severity of a problem.
@@ -54,10 +56,12 @@ whats! {
     Damage Superblock "superblock" "a field of the superblock makes no sense";
     Damage VolumeBeyondDisk "volume-beyond-disk" "the volume is longer than its disk (blocks)";
     Damage FeatureClash "feature-clash" "features that exclude each other";
+    Damage FeatureLost "feature-lost" "inodes need a feature that the superblock does not have";
     Damage JournalWithoutFeature "journal-without-feature" "a journal inode is named, the feature is not there";
     Damage SuperblockChecksum "superblock-checksum" "the checksum of the superblock is wrong";
     Damage JournalInode "journal-inode" "the journal inode or the journal superblock is invalid";
     Damage Journal "journal" "the journal is damaged: transactions from there on are not replayed";
+    Damage JournalCopy "journal-copy" "a block in the journal is damaged: it alone is not replayed";
     Notice JournalNotEmpty "journal-not-empty" "the journal holds changes, the volume says it does not";
     Notice Unreplayed "unreplayed" "the journal holds changes that were not replayed yet";
     Notice FeaturesInRevision0 "features-in-revision-0" "features are set, revision 0 has none";
@@ -156,6 +160,25 @@ whats! {
     Notice FreeInodes "free-inodes" "the superblock counts free inodes wrong";
 }
 
+impl What {
+    /// Returns true if its fix makes free what nothing seems to use, or counts that.
+    pub(crate) const fn frees(self) -> bool {
+        matches!(
+            self,
+            Self::BlockFreeButUsed
+                | Self::InodeFreeButUsed
+                | Self::GroupFreeBlocks
+                | Self::GroupFreeInodes
+                | Self::GroupDirectories
+                | Self::FreeBlocks
+                | Self::FreeInodes
+                | Self::EntryUnused
+                | Self::UnattachedEmpty
+                | Self::Quota
+        )
+    }
+}
+
 /// One problem. Fields that do not apply are `None`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Problem {
@@ -186,6 +209,21 @@ impl Problem {
             name: None,
             found: None,
             expected: None,
+        }
+    }
+
+    /// Returns true if the problem says how an inode is read: others may only follow from it.
+    pub(crate) fn is_decisive(&self) -> bool {
+        let turned = match (self.found, self.expected) {
+            (Some(found), Some(expected)) => found ^ expected,
+            _ => 0,
+        };
+        match self.what {
+            What::FeatureLost | What::ExtentFlag => true,
+            What::InodeChecksum => self.name.is_some(),
+            What::InlineData => self.expected.is_some(),
+            What::Flags => turned & u64::from(FORMS | flags::EA_INODE) != 0,
+            _ => false,
         }
     }
 

@@ -48,6 +48,8 @@ pub(super) struct EaInodeUse {
     /// unsigned and as signed.
     hash: u32,
     name_hashes: [u32; 2],
+    /// True for one as Lustre wrote it: the owner in place of the hash, and space that no owner counts.
+    is_lustre: bool,
 }
 
 /// Counts a reference to an xattr block; the first one claims and checks the block.
@@ -104,8 +106,9 @@ pub(super) fn check_block_reference(
 pub(super) fn record_ea_inodes(check: &Check<'_>, values: Vec<EaInodeUse>) -> (u64, u64) {
     let ratio = u64::from(check.super_.cluster_blocks);
     let cluster = u64::from(check.super_.block_bytes).saturating_mul(ratio).max(1);
-    let clusters = values.iter().map(|value| u64::from(value.len).div_ceil(cluster));
-    let count = values.len() as u64;
+    let counted = || values.iter().filter(|value| !value.is_lustre);
+    let clusters = counted().map(|value| u64::from(value.len).div_ceil(cluster));
+    let count = counted().count() as u64;
     let sum = clusters.fold(0, u64::saturating_add);
     if !values.is_empty() {
         check.values.lock().extend(values);
@@ -174,27 +177,81 @@ pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
         check.inode_states.count_name(inode);
         let slot = raw_inode::read_inode_slot(check, inode)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
-        let is_value = raw.i_flags.get() & flags::EA_INODE != 0
-            && raw_inode::file_type(raw) == Some(FileType::File);
+        let set = raw.i_flags.get();
+        let is_file = raw_inode::file_type(raw) == Some(FileType::File);
         let value_hash = raw.i_atime.get();
+        let is_hash_of = |value: &EaInodeUse| {
+            let names = value.name_hashes.iter();
+            names.map(|name| name.rotate_left(16) ^ value_hash).any(|hash| hash == value.hash)
+        };
+        // An attribute with its hash and length is a witness, as the feature is.
+        let has_lost_flag = set & flags::EA_INODE == 0
+            && is_file
+            && users.iter().any(|value| {
+                is_hash_of(value) && raw_inode::inode_size(raw) == u64::from(value.len)
+            });
+        if has_lost_flag {
+            let complaint = Problem::new(What::Flags).inode(inode).found(set);
+            check.problems.add(complaint.expected(set | flags::EA_INODE));
+        }
+        let is_value = is_file && (set & flags::EA_INODE != 0 || has_lost_flag);
+        check.flagged_values.lock().retain(|flagged| *flagged != inode);
         for value in users {
-            let fits = value.hash == 0
-                || value
-                    .name_hashes
-                    .iter()
-                    .any(|name| name.rotate_left(16) ^ value_hash == value.hash);
+            let fits = value.hash == 0 || value.is_lustre || is_hash_of(value);
             if !is_value || !fits || raw_inode::inode_size(raw) != u64::from(value.len) {
                 complain(value.owner);
             }
         }
         let found = u64::from(raw.i_ctime.get()) << 32 | u64::from(raw.i_version.get());
         let expected = users.len() as u64;
-        if found != expected {
+        // Lustre counted no users, and left both times the same.
+        let is_uncounted =
+            users.iter().all(|value| value.is_lustre) && raw.i_ctime.get() == raw.i_atime.get();
+        if found != expected && !is_uncounted {
             let complaint = Problem::new(What::AttributeValueReferences).inode(inode);
             check.problems.add(complaint.found(found).expected(expected));
         }
     }
     Ok(())
+}
+
+/// Reports files with the flag of EA inodes that directories name and no attribute has: no reader
+/// reads them.
+pub(super) fn check_named_ea_inodes(check: &Check<'_>) -> Result<()> {
+    for inode in std::mem::take(&mut *check.flagged_values.lock()) {
+        let slot = raw_inode::read_inode_slot(check, inode)?;
+        let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
+        let (links, set) = (raw.i_links_count.get(), raw.i_flags.get());
+        if check.inode_states.get(inode).name_count(links) > 0 {
+            let complaint = Problem::new(What::Flags).inode(inode).found(set);
+            check.problems.add(complaint.expected(set & !flags::EA_INODE));
+        }
+    }
+    Ok(())
+}
+
+/// Returns true if an inode names the owner of its value and has its generation, as Lustre's do.
+fn is_lustre(check: &Check<'_>, owner: u32, value: u32) -> bool {
+    let is_inode = (check.super_.first_inode.0..=check.super_.inodes).contains(&value);
+    let slots = [owner, value].map(|of| is_inode.then(|| raw_inode::read_inode_slot(check, of)));
+    let [Some(Ok(owner_slot)), Some(Ok(slot))] = slots else { return false };
+    let generation = |slot: &[u8]| le32(slot, 100);
+    le32(&slot, 16) == Some(owner) && generation(&slot) == generation(&owner_slot)
+}
+
+/// Returns true if an inode has the flag and the length of a value outside its owner.
+fn is_value_of(check: &Check<'_>, inode: u32, len: u32) -> bool {
+    let ordinary = (check.super_.first_inode.0..=check.super_.inodes).contains(&inode);
+    let slot = ordinary.then(|| raw_inode::read_inode_slot(check, inode));
+    slot.is_some_and(|slot| {
+        slot.is_ok_and(|slot| {
+            RawInode::ref_from_prefix(&slot).is_ok_and(|(raw, _)| {
+                raw.i_flags.get() & flags::EA_INODE != 0
+                    && raw.i_links_count.get() != 0
+                    && raw_inode::inode_size(raw) == u64::from(len)
+            })
+        })
+    })
 }
 
 /// Checks the entries from `start` on and their values in `bytes`: intact, without overlap, and
@@ -224,7 +281,10 @@ pub(super) fn check_xattr_list(
         }
         if entry.value_inode != 0 {
             if !outside {
-                return None;
+                if !is_value_of(check, entry.value_inode, entry.size) {
+                    return None;
+                }
+                check.note_missing(Incompatible::EA_INODE);
             }
             let (names, hash) = (xattr_hashes(entry.name, &[]), entry.hash);
             values.push(EaInodeUse {
@@ -233,6 +293,7 @@ pub(super) fn check_xattr_list(
                 len: entry.size,
                 hash,
                 name_hashes: names,
+                is_lustre: is_lustre(check, inode, entry.value_inode),
             });
         }
         taken.push((at, entry.len));

@@ -165,15 +165,14 @@ impl Inode {
         Self::parse_used(bytes, number, super_)
     }
 
-    /// Checks that this is a readable directory.
+    /// Checks that this is a directory.
     ///
     /// # Errors
-    /// [`Error::NotADirectory`]; [`Error::Unsupported`] as [`Inode::check_readable`].
+    /// [`Error::NotADirectory`].
     pub(crate) fn as_directory(self: Arc<Self>) -> Result<Arc<Self>> {
         if self.kind != FileType::Directory {
             return Err(Error::NotADirectory);
         }
-        self.check_readable()?;
         Ok(self)
     }
 
@@ -374,16 +373,15 @@ impl Inode {
         ((new >> 8) & 0xFFF, (new & 0xFF) | ((new >> 12) & 0xF_FF00))
     }
 
-    /// Refuses contents that this library cannot read.
+    /// Refuses contents that this library cannot read. A flag of compression means nothing, as to
+    /// Linux: a volume with compressed files has the feature.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] naming the storage format; [`Error::NoKey`] for an encrypted file.
+    /// [`Error::NoKey`] for an encrypted file.
     pub fn check_readable(&self) -> Result<()> {
-        let unread = [(flags::COMPRESSED, "needs: compression")];
-        match unread.into_iter().find(|(flag, _)| self.flags & flag != 0) {
-            Some((_, feature)) => Err(Error::Unsupported { feature: feature.to_owned() }),
-            None if self.is_encrypted() && self.kind == FileType::File => Err(Error::NoKey),
-            None => Ok(()),
+        match self.is_encrypted() && self.kind == FileType::File {
+            true => Err(Error::NoKey),
+            false => Ok(()),
         }
     }
 }

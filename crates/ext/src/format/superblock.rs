@@ -523,6 +523,10 @@ impl RawSuperblock {
         if !read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM) {
             return Ok(None);
         }
+        if self.s_checksum_type == 0 && self.s_checksum.get() == 0 {
+            // Only the bit of the feature.
+            return Err(Error::corrupt(WRONG_CHECKSUM));
+        }
         if self.s_checksum_type != CHECKSUM_CRC32C {
             let feature = format!("needs: checksums of type {}", self.s_checksum_type);
             return Err(Error::Unsupported { feature });
@@ -562,8 +566,7 @@ impl RawSuperblock {
     pub fn preserve_checksum(&mut self) {
         /// Offset of `s_snapshot_id`.
         const AT: usize = 0x184;
-        let features = ReadOnlyCompatible::from_bits_retain(self.s_feature_ro_compat.get());
-        if !features.contains(ReadOnlyCompatible::METADATA_CSUM) {
+        if !self.has_checksum() {
             return;
         }
         let bytes = self.as_bytes();
@@ -574,10 +577,22 @@ impl RawSuperblock {
         snapshot_id.set(id);
     }
 
+    /// Returns true if the volume has checksums of all metadata.
+    pub(crate) fn has_checksum(&self) -> bool {
+        self.s_feature_ro_compat.get() & ReadOnlyCompatible::METADATA_CSUM.bits() != 0
+    }
+
+    /// Returns true if only the feature of checksums is missing for the checksum to be right.
+    pub(crate) fn lost_checksum_feature(&self) -> bool {
+        let mut sealed = self.clone();
+        let features = sealed.s_feature_ro_compat.get();
+        sealed.s_feature_ro_compat.set(features | ReadOnlyCompatible::METADATA_CSUM.bits());
+        !self.has_checksum() && sealed.s_checksum.get() == sealed.checksum()
+    }
+
     /// Sets the checksum, if the volume has checksums.
     pub fn set_checksum(&mut self) {
-        let features = ReadOnlyCompatible::from_bits_retain(self.s_feature_ro_compat.get());
-        if features.contains(ReadOnlyCompatible::METADATA_CSUM) {
+        if self.has_checksum() {
             self.s_checksum.set(self.checksum());
         }
     }

@@ -10,7 +10,9 @@
 //! first that is not.
 //! Law 2: the scan passes no log block twice, whatever the log contains, and only keeps facts about
 //! blocks in the log.
-//! Law 3: a transaction that was never committed ends the log; a committed one that is not as
+//! Law 3: a copy with a wrong checksum of its own costs itself: the others of its transaction, and
+//! later transactions, count. Where commit blocks may be durable first, it costs its transaction.
+//! Law 4: a transaction that was never committed ends the log; a committed one that is not as
 //! written is damage. With a flush before each commit block, a commit block proves that its
 //! transaction was durable.
 
@@ -36,7 +38,12 @@ pub(crate) struct ScannedLog {
     pub(crate) transactions: u32,
     /// Damage of a committed transaction after the last valid one.
     pub(crate) damage: Option<JournalDamage>,
+    /// The first copy that is left out, because its checksum is wrong.
+    pub(crate) skipped: Option<JournalDamage>,
 }
+
+/// Damage of a copy that is left out.
+pub(crate) const COPY_CHECKSUM: &str = "journal: checksum of a copy";
 
 /// Damage of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,6 +92,7 @@ pub(crate) fn scan_log(journal: &JournalSuperblock, source: &dyn LogSource) -> R
         next: journal.sequence,
         transactions: 0,
         damage: None,
+        skipped: None,
     };
     let Some(start) = journal.start else { return Ok(found) };
     let mut scan = LogScan {
@@ -128,12 +136,13 @@ struct PendingTransaction {
     copies: Vec<(u64, u32, bool)>,
     revokes: Vec<u32>,
     damage: Option<JournalDamage>,
+    skipped: Option<JournalDamage>,
     sum: u32,
 }
 
 impl Default for PendingTransaction {
     fn default() -> Self {
-        Self { copies: vec![], revokes: vec![], damage: None, sum: !0 }
+        Self { copies: vec![], revokes: vec![], damage: None, skipped: None, sum: !0 }
     }
 }
 
@@ -266,7 +275,13 @@ impl LogScan<'_> {
             match form.checksums {
                 JournalChecksums::Commit => self.pending.sum = crc32_be(self.pending.sum, &bytes),
                 _ if form.tag_checksum(self.sequence, &bytes) != tag.sum => {
-                    self.record_damage("journal: checksum of a copy", at);
+                    if self.journal.incompatible.contains(JournalIncompatible::ASYNC_COMMIT) {
+                        self.record_damage(COPY_CHECKSUM, at);
+                    } else {
+                        let damage = JournalDamage { what: COPY_CHECKSUM, at };
+                        self.pending.skipped = self.pending.skipped.or(Some(damage));
+                        return Ok(true);
+                    }
                 }
                 _ => {}
             }
@@ -306,6 +321,10 @@ impl LogScan<'_> {
         if let Some(what) = damage {
             return self.end_at_damage(JournalDamage { what, at }, is_stale, found);
         }
+        if pending.skipped.is_some() && is_stale {
+            return ScanStep::Stop;
+        }
+        found.skipped = found.skipped.or(pending.skipped);
         let nth = found.transactions;
         found.transactions = found.transactions.saturating_add(1);
         found.next = self.sequence;

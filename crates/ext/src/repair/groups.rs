@@ -13,7 +13,9 @@ use crate::format::jbd2::RawJournalSuperblock;
 use crate::format::le16;
 use crate::format::mmp::{self, MmpRecord};
 use crate::format::orphan_file;
+use crate::format::requirements::Feature;
 use crate::format::superblock::RawSuperblock;
+use crate::format::witness;
 use crate::mkfs::journal;
 use crate::offline::PlannedVolume;
 use crate::offline::reserved_gdt::{self, RESIZE_INODE};
@@ -57,11 +59,27 @@ impl Fixer<'_> {
                 self.done(problem, "the superblock names no journal any more");
             }
             What::JournalInode if problem.inode.is_none() => {
-                self.edit_super(|raw| {
-                    raw.s_journal_inum.set(8);
-                    raw.s_journal_uuid = [0; 16];
+                // Device and UUID together are witnesses of a journal on another device.
+                let is_outside = self.edit_super(|raw| {
+                    let is_outside = raw.s_journal_dev.get() != 0 && raw.s_journal_uuid != [0; 16];
+                    raw.s_journal_inum.set(if is_outside { 0 } else { 8 });
+                    if !is_outside {
+                        raw.s_journal_uuid = [0; 16];
+                        raw.s_journal_dev.set(0);
+                    }
+                    is_outside
                 })?;
-                self.done(problem, "the superblock names inode 8");
+                let action = match is_outside {
+                    true => "the superblock names the journal on the other device alone",
+                    false => "the superblock names inode 8",
+                };
+                self.done(problem, action);
+            }
+            What::FeatureLost => {
+                let name = problem.name.as_deref().and_then(|name| std::str::from_utf8(name).ok());
+                let Some(feature) = name.and_then(Feature::from_name) else { return Ok(()) };
+                self.edit_super(|raw| feature.set(raw, true))?;
+                self.done(problem, "the superblock has the feature again");
             }
             What::FeaturesInRevision0 => {
                 self.edit_super(|raw| {
@@ -155,8 +173,12 @@ impl Fixer<'_> {
         }
         let super_ = &self.check()?.super_;
         let slot = self.slot(8)?;
-        let blocks: u64 = self.runs(8, &slot)?.iter().map(|run| u64::from(run.blocks)).sum();
-        let first = self.first_block(8)?;
+        let runs = self.runs(8, &slot)?;
+        let blocks: u64 = runs.iter().map(|run| u64::from(run.blocks)).sum();
+        let has_hole = runs.last().is_some_and(|run| {
+            u64::from(run.from).saturating_add(run.blocks.into()) != blocks || run.unwritten
+        });
+        let first = self.first_block(8)?.filter(|_| !has_hole);
         match first {
             Some(first) if self.attempt == 1 && blocks >= MIN_JOURNAL_BLOCKS => {
                 let count = saturating_u32(blocks);
@@ -207,6 +229,15 @@ impl Fixer<'_> {
                 && super_.is_valid_block(it.inode_bitmap)
                 && it.check(super_).is_ok()
         };
+        let bytes = self.block(block.0)?;
+        if let Some((_, mended)) = witness::mend_descriptor(&bytes, slot, super_, number) {
+            self.put(block.0, mended)?;
+            self.mended_groups.insert(group);
+        }
+        if self.mended_groups.contains(&group) {
+            self.done(problem, "one bit of the descriptor is changed back");
+            return Ok(());
+        }
         let mut backup = None;
         for at in super_.descriptor_locations(nth).into_iter().filter(|at| *at != block) {
             if !super_.is_valid_block(at) {

@@ -15,7 +15,7 @@ use crate::format::inode::{RawInode, fast_symlink_pointers, flags};
 use crate::format::inode_slot::InodeSlot;
 use crate::format::xattr::edit::{read_block, read_body};
 use crate::format::xattr::{NewXattr, encode_block, encode_list, refcount};
-use crate::format::{put16, xattr};
+use crate::format::{put16, witness, xattr};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, InodeNumber, Result};
 
@@ -155,9 +155,16 @@ impl Fixer<'_> {
         let now = self.seconds();
         let role = InodeRole::for_inode(check, number);
         let is_plain = matches!(role, InodeRole::Ordinary | InodeRole::Root);
+        let wrong = forbidden_flags(check, role, number, slot);
         let (raw, _) = RawInode::mut_from_prefix(slot).map_err(|_| Error::corrupt("inode"))?;
         let expected = problem.expected;
         Ok(Some(match problem.what {
+            What::InodeChecksum if problem.name.is_some() => {
+                let mended = witness::mend_inode(slot, InodeNumber(number), &check.super_);
+                let Some((_, mended)) = mended else { return Ok(None) };
+                slot.copy_from_slice(&mended);
+                "the bit is changed back"
+            }
             What::InodeChecksum => "the inode is sealed anew",
             What::RootMissing => {
                 self.make_root(slot)?;
@@ -210,7 +217,6 @@ impl Fixer<'_> {
                 "the inode is cleared"
             }
             What::Flags => {
-                let wrong = forbidden_flags(check, role, number, raw.i_mode.get());
                 let kept = match expected.and_then(|it| u32::try_from(it).ok()) {
                     Some(expected) => expected,
                     None => raw.i_flags.get() & !wrong,
@@ -218,8 +224,9 @@ impl Fixer<'_> {
                 let lost = raw.i_flags.get() & !kept;
                 let is_dir = raw.i_mode.get() & 0o170_000 == 0o040_000;
                 work.rebuilds_directory |= lost & flags::INDEX != 0 && is_dir && is_plain;
+                let is_set = kept & !raw.i_flags.get() != 0;
                 raw.i_flags.set(kept);
-                "the flags are cleared"
+                if is_set { "the flag is set" } else { "the flags are cleared" }
             }
             What::HighHalf => {
                 match problem.name.as_deref() {
@@ -326,6 +333,10 @@ impl Fixer<'_> {
                 let mut it = InodeSlot::from_bytes(slot)?;
                 it.set_flags(it.flags() & !flags::ENCRYPT);
                 "the flag is cleared"
+            }
+            What::InlineData if expected.is_some() => {
+                raw.i_flags.set(raw.i_flags.get() | flags::INLINE_DATA);
+                "the flag is set"
             }
             What::InlineData => {
                 if !empty_inline_value(slot)? {

@@ -1,25 +1,203 @@
 //! The superblock: from a backup, or sealed anew.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
-use draconis_device::{Disk, Group};
+use draconis_device::{Disk, Extent, Group};
+use draconis_types::Time;
+use zerocopy::IntoBytes;
 
 use super::{Fixer, LaterStep};
 use crate::backup::{self, SuperblockPlace, block_bytes};
 use crate::blocks::cow_disk::CowDisk;
-use crate::check::{Problem, What};
-use crate::format::features::{Compatible, Incompatible};
+use crate::blocks::uncached::{read_bytes, read_raw_superblock};
+use crate::check::bit_set::AtomicBitSet;
+use crate::check::{self, CheckOptions, Problem, What};
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::le16;
 use crate::format::superblock::{RawSuperblock, WRONG_CHECKSUM};
+use crate::format::witness::Bit;
 use crate::units::{saturating_u32, saturating_usize};
-use crate::{Error, FsBlock, Result};
+use crate::{Error, FsBlock, GroupNumber, Result};
+
+/// Block size of the disk in memory that holds a superblock, in bytes.
+pub(super) const MEMORY_BLOCK_BYTES: u32 = 1024;
+/// Blocks of that disk: boot sector, superblock.
+const MEMORY_BLOCKS: usize = 8;
+/// Limit of fixes of the superblock.
+const MAX_FIXES: u32 = 16;
+/// Superblocks with one bit changed back that are checked as a whole, if there are several.
+const MAX_CANDIDATES: usize = 16;
+
+/// Returns the superblock that all else is read with, and how the one on the disk differs: restored
+/// from a backup, with one bit changed back, or with the fields that the others determine. Rescue
+/// reads with the same.
+///
+/// # Errors
+/// As [`super::plan`].
+pub(super) fn choose_superblock(
+    disk: &Arc<dyn Disk>,
+    place: &SuperblockPlace,
+) -> crate::offline::Result<(RawSuperblock, Vec<(Problem, &'static str)>)> {
+    let changes = Arc::new(CowDisk::new(disk.clone(), MEMORY_BLOCK_BYTES, MEMORY_BLOCKS));
+    let mut fixes: Vec<_> = restore_unusable(&changes, place)?.into_iter().collect();
+    let mut before = None;
+    let mut attempt = 1;
+    for _ in 0..MAX_FIXES {
+        let raw = read_raw_superblock(&*changes)?;
+        let as_disk: Arc<dyn Disk> = changes.clone();
+        let (problems, is_readable) = check::examine_layout(&as_disk, raw.clone())?;
+        if problems.is_empty() {
+            break;
+        }
+        if place.block.is_none()
+            && before.is_none()
+            && let Some((bit, mended)) = turn_bit_back(disk, &raw)
+        {
+            backup::put(&changes, &mended)?;
+            let name = Some(bit.to_string().into_bytes());
+            let problem = Problem { name, ..Problem::new(What::Superblock) };
+            fixes.push((problem, "the bit of the superblock is changed back"));
+            break;
+        }
+        if is_readable {
+            // The rounds of the repair fix descriptors.
+            break;
+        }
+        let problem = problems.iter().find(|it| it.what != What::VolumeBeyondDisk);
+        let Some(problem) = problem.cloned() else { break };
+        attempt = if before.as_ref() == Some(&problem) { attempt + 1 } else { 1 };
+        let mut fixer = Fixer {
+            check: None,
+            changes: &changes,
+            taken: &AtomicBitSet::new(0),
+            next_free: 0,
+            now: Time::default(),
+            blocks_left: Cell::new(0),
+            attempt,
+            later: &mut BTreeSet::new(),
+            mended_groups: BTreeSet::new(),
+            fixes: vec![],
+        };
+        fixer.fix_pass(0, &[&problem])?;
+        if fixer.fixes.is_empty() {
+            break;
+        }
+        fixes.append(&mut fixer.fixes);
+        before = Some(problem);
+    }
+    Ok((read_raw_superblock(&*changes)?, fixes))
+}
+
+/// Fields that say where everything is: counts, sizes, the revision, and the features that do.
+const LAYOUT_FIELDS: [(Range<usize>, u32); 12] = [
+    (0x00..0x08, u32::MAX),
+    (0x14..0x2C, u32::MAX),
+    (0x4C..0x50, u32::MAX),
+    (0x54..0x5A, u32::MAX),
+    (0x5C..0x60, Compatible::RESIZE_INODE.union(Compatible::SPARSE_SUPER2).bits()),
+    (0x60..0x64, LAYOUT_FEATURES.bits()),
+    (0x64..0x68, LAYOUT_READ_ONLY_FEATURES.bits()),
+    (0xCE..0xD0, u32::MAX),
+    (0xFE..0x100, u32::MAX),
+    (0x104..0x106, u32::MAX),
+    (0x150..0x154, u32::MAX),
+    (0x24C..0x254, u32::MAX),
+];
+const LAYOUT_FEATURES: Incompatible = Incompatible::FILETYPE
+    .union(Incompatible::META_BG)
+    .union(Incompatible::EXTENTS)
+    .union(Incompatible::SIXTY_FOUR_BIT)
+    .union(Incompatible::FLEX_BG);
+const LAYOUT_READ_ONLY_FEATURES: ReadOnlyCompatible = ReadOnlyCompatible::SPARSE_SUPER
+    .union(ReadOnlyCompatible::BIGALLOC)
+    .union(ReadOnlyCompatible::CHECKSUMS);
+
+/// Returns the superblock with the one bit changed back with which everything is where it must be.
+/// Where a checksum says that the superblock is right, there is none.
+fn turn_bit_back(disk: &Arc<dyn Disk>, raw: &RawSuperblock) -> Option<(Bit, RawSuperblock)> {
+    if raw.has_checksum() && raw.check().is_ok() {
+        return None;
+    }
+    let sealed = examined(disk, raw, |disk| Ok(backup::mend_one_bit(&**disk))).flatten();
+    if sealed.is_some() {
+        return sealed;
+    }
+    let mut candidates = vec![];
+    for (range, mask) in LAYOUT_FIELDS {
+        let start = range.start;
+        let bits = range.flat_map(|at| (0..8u32).map(move |bit| (at, bit)));
+        let is_meant = |(at, bit): &(usize, u32)| {
+            let within = u32::try_from(at.saturating_sub(start)).unwrap_or(0) % 4;
+            mask >> within.saturating_mul(8).saturating_add(*bit) & 1 != 0
+        };
+        for (at, bit) in bits.filter(is_meant) {
+            let mut bytes = raw.as_bytes().to_vec();
+            *bytes.get_mut(at)? ^= 1 << bit;
+            let Ok(turned) = RawSuperblock::view(&bytes) else { continue };
+            let is_sound = turned.check().is_ok()
+                && keeps_checksums(disk, raw, turned)
+                && examined(disk, turned, |disk| check::examine_layout(disk, turned.clone()))
+                    .is_some_and(|(problems, _)| problems.is_empty());
+            if is_sound {
+                candidates.push((Bit(at, bit), turned.clone()));
+            }
+            if candidates.len() > MAX_CANDIDATES {
+                return None;
+            }
+        }
+    }
+    if candidates.len() < 2 {
+        return candidates.pop();
+    }
+    // The one with the fewest problems.
+    let options = CheckOptions { threads: 1, ..CheckOptions::default() };
+    let count = |raw: &RawSuperblock| {
+        let report = examined(disk, raw, |disk| {
+            check::examine(disk, raw.clone(), false, options, &|_, _| {}).map(|(it, _)| it)
+        });
+        report.map_or(u64::MAX, |it| (it.problems.len() as u64).saturating_add(it.suppressed))
+    };
+    candidates.into_iter().min_by_key(|(_, raw)| count(raw))
+}
+
+/// Returns true unless a superblock lacks a feature of checksums that structures have.
+fn keeps_checksums(disk: &Arc<dyn Disk>, raw: &RawSuperblock, turned: &RawSuperblock) -> bool {
+    let lost = raw.s_feature_ro_compat.get() & !turned.s_feature_ro_compat.get();
+    if lost & ReadOnlyCompatible::METADATA_CSUM.bits() != 0 {
+        return raw.s_checksum_type == 0 && raw.s_checksum.get() == 0;
+    }
+    if lost & ReadOnlyCompatible::GDT_CSUM.bits() == 0 {
+        return true;
+    }
+    let Ok(super_) = turned.check() else { return false };
+    let (FsBlock(block), _) = super_.descriptor_location(GroupNumber(0));
+    let start = block.saturating_mul(super_.block_bytes.into());
+    let first = read_bytes(&**disk, Extent::new(start, 32));
+    first.is_ok_and(|first| le16(&first, 0x1E) == Some(0))
+}
+
+/// Examines the disk with another superblock.
+fn examined<T>(
+    disk: &Arc<dyn Disk>,
+    raw: &RawSuperblock,
+    examine: impl FnOnce(&Arc<dyn Disk>) -> Result<T>,
+) -> Option<T> {
+    let changed = Arc::new(CowDisk::new(disk.clone(), MEMORY_BLOCK_BYTES, MEMORY_BLOCKS));
+    backup::put(&changed, raw).ok()?;
+    let changed: Arc<dyn Disk> = changed;
+    examine(&changed).ok()
+}
 
 /// Replaces a superblock by a backup if it has no magic number or block size, a wrong checksum or
 /// unknown features, or if the user names the backup.
-pub(super) fn restore_unusable(
+fn restore_unusable(
     changes: &Arc<CowDisk>,
     place: &SuperblockPlace,
 ) -> Result<Option<(Problem, &'static str)>> {
-    let (what, name, found) = match crate::blocks::uncached::read_raw_superblock(&**changes) {
+    let (what, name, found) = match read_raw_superblock(&**changes) {
         Err(Error::NotExt) => (What::Superblock, Some("magic number"), None),
         Err(other) => return Err(other),
         Ok(raw) if block_bytes(&raw).is_none() => (What::Superblock, Some("block size"), None),
@@ -34,7 +212,7 @@ pub(super) fn restore_unusable(
     };
     let Some(backup) = backup::find(&**changes, found.as_ref(), place) else {
         if place.block.is_none()
-            && let Some(mended) = backup::mend_one_bit(&**changes)
+            && let Some((_, mended)) = backup::mend_one_bit(&**changes)
         {
             backup::put(changes, &mended)?;
             let problem = Problem { name: name.map(Into::into), ..Problem::new(what) };
@@ -74,7 +252,7 @@ pub(super) fn edit<T>(
     changes: &CowDisk,
     change: impl FnOnce(&mut RawSuperblock) -> T,
 ) -> Result<T> {
-    let mut raw = crate::blocks::uncached::read_raw_superblock(changes)?;
+    let mut raw = read_raw_superblock(changes)?;
     let done = change(&mut raw);
     raw.set_checksum();
     backup::put(changes, &raw)?;
@@ -124,7 +302,7 @@ impl Fixer<'_> {
     /// Fixes a superblock whose check failed.
     pub(super) fn fix_superblock(&mut self, problem: &Problem) -> Result<()> {
         if self.attempt == 1 {
-            let raw = crate::blocks::uncached::read_raw_superblock(&**self.changes)?;
+            let raw = read_raw_superblock(&**self.changes)?;
             let place = SuperblockPlace::default();
             if let Some(backup) = backup::find(&**self.changes, Some(&raw), &place) {
                 backup::put_as_primary(self.changes, &backup)?;
@@ -143,7 +321,7 @@ impl Fixer<'_> {
     /// Fixes fields of the superblock that the rest of it determines.
     fn fix_field(&mut self, problem: &Problem) -> Result<()> {
         let expected = problem.expected.and_then(|value| u32::try_from(value).ok());
-        let raw = crate::blocks::uncached::read_raw_superblock(&**self.changes)?;
+        let raw = read_raw_superblock(&**self.changes)?;
         let len = u64::from(block_bytes(&raw).unwrap_or(1024));
         let disk_blocks = self.changes.properties().len_bytes.checked_div(len).unwrap_or(0);
         let changed = self.edit_super(|raw| {

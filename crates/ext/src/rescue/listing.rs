@@ -355,8 +355,9 @@ impl Search<'_> {
                     continue;
                 }
                 // Without a name and with a wrong checksum, nothing says that it is an inode.
-                let Ok(inode) = reader.node(InodeNumber(number)) else { continue };
-                if inode.links() > 0 && self.is_plausible(&inode) {
+                let Ok((inode, true)) = self.rescue.inode(InodeNumber(number)) else { continue };
+                let is_value = inode.kind == FileType::File && self.rescue.is_value(inode.number);
+                if inode.links() > 0 && !is_value && self.is_plausible(&inode) {
                     found.push((number, inode.kind == FileType::Directory));
                 }
             }

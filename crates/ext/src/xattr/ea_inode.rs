@@ -10,7 +10,6 @@
 
 use draconis_types::FileType;
 
-use crate::format::features::Incompatible;
 use crate::format::inode::Inode;
 use crate::format::xattr::{EaInodeRef, Xattr};
 use crate::reader::VolumeReader;
@@ -32,9 +31,6 @@ impl VolumeReader {
         attribute: &Xattr<'_>,
         outside: EaInodeRef,
     ) -> Result<Vec<u8>> {
-        if !self.super_.incompatible.contains(Incompatible::EA_INODE) {
-            return Err(Error::corrupt("extended attribute: value outside, without ea_inode"));
-        }
         if outside.len > XATTR_SIZE_MAX {
             return Err(Error::TooLarge);
         }

@@ -3,6 +3,7 @@
 
 use crate::common::{self, Image};
 use crate::matrix::{ioctl, journals, made, pool, table};
+mod bits;
 mod changes;
 mod parts;
 mod plants;

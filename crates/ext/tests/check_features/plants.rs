@@ -152,7 +152,16 @@ pub const PLANTED_PROBLEMS: &[PlantedProblem] = &[
     }),
     (INLINE_DATA_OPTIONS, What::AttributeValue, |it| {
         let part = it.find_inode(|it| inode_flags(it) & EA_INODE_FLAG != 0);
+        it.flip_byte(&part, 8, true);
+    }),
+    (INLINE_DATA_OPTIONS, What::Flags, |it| {
+        let part = it.find_inode(|it| inode_flags(it) & EA_INODE_FLAG != 0);
         it.clear_flag(&part, EA_INODE_FLAG);
+    }),
+    (INLINE_DATA_OPTIONS, What::FeatureLost, |it| {
+        let part = it.find_part("superblock");
+        let features = it.image[part.range.start + 0x61];
+        it.write_bytes(&part, 0x61, &[features & !0x80]);
     }),
     (INLINE_DATA_OPTIONS, What::AttributeValueReferences, |it| {
         let part = it.find_inode(|it| inode_flags(it) & EA_INODE_FLAG != 0);

@@ -52,7 +52,7 @@ fn read_tree(volume: &Volume, dir: InodeNumber, path: &[u8], depth: usize, into:
 }
 
 /// Returns the files that are worse after a repair.
-fn worse_files(before: &Contents, after: &Contents) -> Vec<String> {
+pub fn worse_files(before: &Contents, after: &Contents) -> Vec<String> {
     // Sizes that made no sense change, and what is behind the contents are zeros.
     let agrees = |long: &[u8], short: &[u8]| {
         long.strip_prefix(short).is_some_and(|rest| rest.iter().all(|byte| *byte == 0))

@@ -41,6 +41,7 @@ pub fn repair(bytes: &[u8]) -> Result<Repaired, String> {
         Err(error) => return Ok(Repaired::Left(error.to_string())),
     };
     if !repair.unfixed.is_empty() {
+        // In part is tested apart: a whole one is asked for.
         let left: Vec<_> = repair.unfixed.iter().map(ToString::to_string).collect();
         return Ok(Repaired::Left(left.join("; ")));
     }

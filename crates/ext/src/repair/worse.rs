@@ -1,0 +1,67 @@
+//! Comparison of what can be read of a volume before and after a repair in part.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use draconis_device::Disk;
+use draconis_types::FileType;
+
+use crate::backup::SuperblockPlace;
+use crate::options::OpenOptions;
+use crate::rescue::{Rescue, RescuedItem};
+use crate::{InodeNumber, Result};
+
+/// Returns the path of a file of which less can be read on the disk `after` a repair than `before`.
+///
+/// # Errors
+/// Those of opening one of them.
+pub(super) fn find_worse_file(
+    before: &Arc<dyn Disk>,
+    after: &Arc<dyn Disk>,
+) -> Result<Option<Vec<u8>>> {
+    let scan = |disk: &Arc<dyn Disk>| {
+        let place = SuperblockPlace::default();
+        Rescue::scan(disk.clone(), OpenOptions::default(), &place, &|_, _| {})
+    };
+    let (before, after) = (scan(before)?, scan(after)?);
+    let by_inode: HashMap<InodeNumber, &RescuedItem> =
+        after.items().iter().filter_map(|item| Some((item.inode()?, item))).collect();
+    let worse = before.items().iter().find(|item| {
+        let Some(number) = item.inode() else { return false };
+        by_inode.get(&number).is_none_or(|now| is_worse((&before, item), (&after, now)))
+    });
+    Ok(worse.map(|item| item.path.clone()))
+}
+
+fn is_worse(
+    (before, item): (&Rescue, &RescuedItem),
+    (after, now): (&Rescue, &RescuedItem),
+) -> bool {
+    let (Some(old), Some(new)) = (&item.attributes, &now.attributes) else { return false };
+    if old.kind != new.kind || old.size_bytes > new.size_bytes {
+        return true;
+    }
+    if old.kind == FileType::Symlink {
+        return before.link_target(item).is_ok_and(|old| after.link_target(now) != Ok(old));
+    }
+    if old.kind != FileType::File || before.has_same_map(item, after, now) {
+        return false;
+    }
+    // Pieces of both may be cut elsewhere: each byte has its place.
+    let mut bytes = HashMap::new();
+    after.read(now, &mut |at, piece| {
+        bytes.extend((at..).zip(piece.chunks(512)).map(|(nth, part)| {
+            (at.saturating_add(nth.saturating_sub(at).saturating_mul(512)), crc32c::crc32c(part))
+        }));
+        true
+    });
+    let mut is_worse = false;
+    before.read(item, &mut |at, piece| {
+        let starts = (0u64..).map(|nth| at.saturating_add(nth.saturating_mul(512)));
+        is_worse = starts
+            .zip(piece.chunks(512))
+            .any(|(at, part)| bytes.get(&at) != Some(&crc32c::crc32c(part)));
+        !is_worse
+    });
+    is_worse
+}
