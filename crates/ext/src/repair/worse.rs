@@ -47,20 +47,19 @@ fn is_worse(
     if old.kind != FileType::File || before.has_same_map(item, after, now) {
         return false;
     }
-    // Pieces of both may be cut elsewhere: each byte has its place.
-    let mut bytes = HashMap::new();
+    // Pieces of the two may end in other places: each sector has its own.
+    let sums = |at: u64, piece: &[u8]| -> Vec<(u64, u32)> {
+        let places = (0u64..).map(|nth| at.saturating_add(nth.saturating_mul(512)));
+        places.zip(piece.chunks(512).map(crc32c::crc32c)).collect()
+    };
+    let mut sectors = HashMap::new();
     after.read(now, &mut |at, piece| {
-        bytes.extend((at..).zip(piece.chunks(512)).map(|(nth, part)| {
-            (at.saturating_add(nth.saturating_sub(at).saturating_mul(512)), crc32c::crc32c(part))
-        }));
+        sectors.extend(sums(at, &piece));
         true
     });
     let mut is_worse = false;
     before.read(item, &mut |at, piece| {
-        let starts = (0u64..).map(|nth| at.saturating_add(nth.saturating_mul(512)));
-        is_worse = starts
-            .zip(piece.chunks(512))
-            .any(|(at, part)| bytes.get(&at) != Some(&crc32c::crc32c(part)));
+        is_worse = sums(at, &piece).iter().any(|(at, sum)| sectors.get(at) != Some(sum));
         !is_worse
     });
     is_worse
