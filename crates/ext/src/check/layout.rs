@@ -119,9 +119,13 @@ fn check_feature_conflicts(raw: &RawSuperblock, super_: &Superblock, log: &Probl
     }
     let journal = raw.s_journal_inum.get();
     if super_.compatible.contains(Compatible::HAS_JOURNAL) {
-        // The UUID is that of an external journal.
-        if journal != 8 || raw.s_journal_uuid != [0; 16] || raw.s_journal_dev.get() != 0 {
+        // UUID and device are those of an external journal.
+        let device = raw.s_journal_dev.get();
+        if journal != 8 || raw.s_journal_uuid != [0; 16] {
             log.add(Problem::new(What::JournalInode).found(journal).expected(8u64));
+        } else if device != 0 {
+            let complaint = Problem::new(What::JournalInode).name(b"s_journal_dev");
+            log.add(complaint.found(device).expected(0u64));
         }
     } else if journal != 0 || raw.s_journal_uuid != [0; 16] {
         log.add(Problem::new(What::JournalWithoutFeature).inode(journal));
