@@ -258,7 +258,7 @@ impl Repair {
                 self.remember_used(check);
             }
             let is_open =
-                |it: &&Problem| !left.contains(it) && !(self.is_partial && it.what.frees());
+                |it: &&Problem| !(left.contains(it) || self.is_partial && it.what.frees());
             let open = || report.problems.iter().filter(is_open);
             if self.is_partial && !report.problems.is_empty() && open().next().is_none() {
                 self.unfixed = report.problems;

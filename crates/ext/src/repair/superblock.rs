@@ -44,7 +44,7 @@ pub(super) fn choose_superblock(
     let changes = Arc::new(CowDisk::new(disk.clone(), MEMORY_BLOCK_BYTES, MEMORY_BLOCKS));
     let mut fixes: Vec<_> = restore_unusable(&changes, place)?.into_iter().collect();
     let mut before = None;
-    let mut attempt = 1;
+    let mut attempt: u32 = 1;
     for _ in 0..MAX_FIXES {
         let raw = read_raw_superblock(&*changes)?;
         let as_disk: Arc<dyn Disk> = changes.clone();
@@ -68,7 +68,7 @@ pub(super) fn choose_superblock(
         }
         let problem = problems.iter().find(|it| it.what != What::VolumeBeyondDisk);
         let Some(problem) = problem.cloned() else { break };
-        attempt = if before.as_ref() == Some(&problem) { attempt + 1 } else { 1 };
+        attempt = if before.as_ref() == Some(&problem) { attempt.saturating_add(1) } else { 1 };
         let mut fixer = Fixer {
             check: None,
             changes: &changes,
