@@ -179,7 +179,7 @@ fn assert_journal_is_refused(bytes: &[u8], what: &str) {
         check(&(disk.clone() as Arc<dyn Disk>), check::CheckOptions::default(), &|_, _| {});
     let report = report.unwrap();
     assert!(!report.is_clean(), "{what}");
-    let named = [What::Journal, What::JournalInode];
+    let named = [What::Journal, What::JournalInode, What::JournalCopy];
     assert!(report.problems.iter().any(|it| named.contains(&it.what)), "{what}");
     assert!(Arc::into_inner(disk).unwrap().into_bytes() == bytes, "{what}: written");
 }
