@@ -11,6 +11,7 @@ use draconis_device::CloseOnFork;
 use draconis_ext::{FileSystem, Follow};
 use draconis_objects::kv::Batch;
 use draconis_testkit::{ForkedChild, in_own_process};
+use draconis_types::lock::{Condvar, Mutex, RecursiveRwLock, RwLock};
 use rustix::io::Errno;
 
 fn assert_inherited<T: std::fmt::Debug>(result: Result<T, Error>) {
@@ -98,4 +99,44 @@ fn forked_children_cannot_use_open_stores_and_volumes() {
     drop(signal);
     idle.assert_success();
     assert!(Store::check(&store_path).unwrap().is_clean());
+}
+
+/// Six threads that wait for each other in all kinds of locks, as long as `goes_on`.
+fn wait_for_each_other(goes_on: impl Fn(u32) -> bool + Sync) {
+    let (turn, changed) = (Mutex::new(0), Condvar::new());
+    let (plain, recursive) = (RwLock::new(0), RecursiveRwLock::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                for _ in (0..).take_while(|round| goes_on(*round)) {
+                    let mut turns = turn.lock();
+                    *turns += 1;
+                    changed.notify_one();
+                    changed.wait_for(&mut turns, std::time::Duration::from_micros(50));
+                    std::thread::yield_now();
+                    drop(turns);
+                    *plain.write() += 1;
+                    let seen = *plain.read();
+                    *recursive.write() += 1;
+                    let (outer, inner) = (recursive.read(), recursive.read());
+                    assert!(seen > 0 && *outer == *inner);
+                }
+            });
+        }
+    });
+    assert_eq!([turn.into_inner(), plain.into_inner()], [recursive.into_inner(); 2]);
+}
+
+#[test]
+fn threads_that_wait_in_the_parent_are_nothing_to_locks_of_a_child() {
+    in_own_process!();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| wait_for_each_other(|_| !is_over.load(Ordering::Relaxed)));
+        for _ in 0..24 {
+            ForkedChild::start(|| wait_for_each_other(|round| round < 40)).assert_success();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        waiting.join().unwrap();
+    });
 }
