@@ -40,6 +40,17 @@ pub struct Draconis {
     pub leaves_out: Option<String>,
 }
 
+/// Beginning of a script in a mount namespace of its own: user 1000 can mount `a.img` on `at`.
+pub const USER_CAN_MOUNT: &str = r#"
+    chmod 755 .
+    mkdir dev
+    mount -t tmpfs -o mode=755 tmpfs dev
+    mknod -m 666 dev/fuse c 10 229
+    mount --bind dev/fuse /dev/fuse
+    chown 1000:1000 a.img at run
+    as_user() { setpriv --reuid 1000 --regid 1000 --clear-groups "$@"; }
+"#;
+
 impl Draconis {
     pub fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap(), leaves_out: None }

@@ -7,7 +7,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::volume::run_e2fsck;
 use crate::common::{
-    Draconis, has_fuse, has_root, has_tool, mke2fs, mounts_below, report_skipped, wait_until,
+    Draconis, USER_CAN_MOUNT, has_fuse, has_root, has_tool, mke2fs, mounts_below, report_skipped,
+    wait_until,
 };
 
 fn has_namespaces(test: &str) -> bool {
@@ -86,14 +87,8 @@ fn mount_is_in_the_namespace_of_its_caller() {
     wait_until("the manager ends", || managers(&draconis) == 0);
 }
 
-/// Mounts as user 1000 that is root of a user namespace, with a `/dev/fuse` that all may open.
+/// Mounts as user 1000 that is root of a user namespace.
 const USER_NAMESPACE_SCRIPT: &str = r#"
-    chmod 755 .
-    mkdir dev
-    mount -t tmpfs -o mode=755 tmpfs dev
-    mknod -m 666 dev/fuse c 10 229
-    mount --bind dev/fuse /dev/fuse
-    chown 1000:1000 a.img at run
     cat > inner <<'END'
         "$DRACONIS" mount a.img at
         cat at/hello
@@ -103,7 +98,7 @@ const USER_NAMESPACE_SCRIPT: &str = r#"
         "$DRACONIS" umount at
         ls at
 END
-    setpriv --reuid 1000 --regid 1000 --clear-groups unshare -Urm sh -eu inner
+    as_user unshare -Urm sh -eu inner
 "#;
 
 #[test]
@@ -122,7 +117,8 @@ fn root_of_a_user_namespace_mounts() {
     draconis.make_dir("at");
     // Where another user may run it.
     crate::common::copy_draconis(&draconis.path("draconis"));
-    let script = format!("export DRACONIS=\"$PWD/draconis\"\n{USER_NAMESPACE_SCRIPT}");
+    let script =
+        format!("export DRACONIS=\"$PWD/draconis\"\n{USER_CAN_MOUNT}{USER_NAMESPACE_SCRIPT}");
     let ended = draconis.spawn_in_mount_namespace(&script).wait_with_output().unwrap();
     let output = String::from_utf8(ended.stdout).unwrap();
     assert!(ended.status.success(), "{output}");
