@@ -22,7 +22,7 @@ demo:
 # Every capability in its short form. Needs e2fsprogs; fuse3, attr and acl for all of it, and root to
 # compare with the kernel.
 test:
-	@echo "builds the tests and runs them: about 12 minutes and 2.2 GB of disk on 2 cores (here: $$(nproc))"
+	@echo "builds the tests and runs them: about 17 minutes and 2.2 GB of disk on 2 cores (here: $$(nproc))"
 	@tools/packages test
 	@tools/test-run
 
