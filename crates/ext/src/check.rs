@@ -187,7 +187,7 @@ pub(crate) struct Check<'a> {
     /// References from attributes to EA inodes.
     values: Mutex<Vec<EaInodeUse>>,
     /// Files with the flag of EA inodes.
-    flagged_values: Mutex<Vec<u32>>,
+    flagged_values: Mutex<BTreeSet<u32>>,
     /// Inodes with a wrong checksum of which all bits may still be tried.
     mends_left: AtomicU64,
     /// Features that inodes need and the superblock does not have.

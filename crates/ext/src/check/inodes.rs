@@ -284,7 +284,7 @@ fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     let mut outside = (0, 0);
     check.inode_states.set_used(number, kind, links);
     if kind == Some(FileType::File) && raw.i_flags.get() & flags::EA_INODE != 0 {
-        check.flagged_values.lock().push(number);
+        check.flagged_values.lock().insert(number);
     }
     if kind == Some(FileType::Directory) {
         check.directories.lock().push(number);

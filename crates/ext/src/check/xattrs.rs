@@ -195,7 +195,7 @@ pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
             check.problems.add(complaint.expected(set | flags::EA_INODE));
         }
         let is_value = is_file && (set & flags::EA_INODE != 0 || has_lost_flag);
-        check.flagged_values.lock().retain(|flagged| *flagged != inode);
+        check.flagged_values.lock().remove(&inode);
         for value in users {
             let fits = value.hash == 0 || value.is_lustre || is_hash_of(value);
             if !is_value || !fits || raw_inode::inode_size(raw) != u64::from(value.len) {

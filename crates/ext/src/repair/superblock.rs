@@ -31,6 +31,10 @@ const MAX_FIXES: u32 = 16;
 /// Superblocks with one bit changed back that are checked as a whole, if there are several.
 const MAX_CANDIDATES: usize = 16;
 
+/// Groups that are examined to find a flipped bit, over all candidates: some seconds. A larger volume
+/// has backups.
+const MAX_EXAMINED_GROUPS: u32 = 1 << 19;
+
 /// Returns the superblock that all else is read with, and how the one on the disk differs: restored
 /// from a backup, with one bit changed back, or with the fields that the others determine. Rescue
 /// reads with the same.
@@ -126,6 +130,7 @@ fn turn_bit_back(disk: &Arc<dyn Disk>, raw: &RawSuperblock) -> Option<(Bit, RawS
         return sealed;
     }
     let mut candidates = vec![];
+    let mut groups_left = MAX_EXAMINED_GROUPS;
     for (range, mask) in LAYOUT_FIELDS {
         let start = range.start;
         let bits = range.flat_map(|at| (0..8u32).map(move |bit| (at, bit)));
@@ -137,8 +142,9 @@ fn turn_bit_back(disk: &Arc<dyn Disk>, raw: &RawSuperblock) -> Option<(Bit, RawS
             let mut bytes = raw.as_bytes().to_vec();
             *bytes.get_mut(at)? ^= 1 << bit;
             let Ok(turned) = RawSuperblock::view(&bytes) else { continue };
-            let is_sound = turned.check().is_ok()
-                && keeps_checksums(disk, raw, turned)
+            let Ok(super_) = turned.check() else { continue };
+            groups_left = groups_left.checked_sub(super_.groups)?;
+            let is_sound = keeps_checksums(disk, raw, turned)
                 && examined(disk, turned, |disk| check::examine_layout(disk, turned.clone()))
                     .is_some_and(|(problems, _)| problems.is_empty());
             if is_sound {
