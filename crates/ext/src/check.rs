@@ -31,6 +31,7 @@ pub(crate) mod inodes;
 pub(crate) mod layout;
 mod multiply_claimed;
 mod orphans;
+mod places;
 mod preen;
 mod prefetch;
 mod problem;
@@ -232,13 +233,17 @@ fn check_in_place(
 }
 
 /// Pass 0: the superblock and the places of all structures.
-struct Pass0<'a> {
+pub(crate) struct Pass0<'a> {
     /// What the superblock says.
     report: Report,
     /// `None` if the superblock is damaged.
-    check: Option<Check<'a>>,
+    pub(crate) check: Option<Check<'a>>,
     is_damaged: bool,
 }
+
+/// Options of a check of pass 0 alone.
+pub(crate) const SMALL_CHECK: CheckOptions =
+    CheckOptions { threads: 1, max_problems: 10_000, cache_bytes: 1 << 20 };
 
 /// Returns the problems of pass 0, and whether the superblock alone is sound. Without any problem,
 /// the root directory can be read.
@@ -249,10 +254,9 @@ pub(crate) fn examine_layout(
     disk: &Arc<dyn Disk>,
     raw: RawSuperblock,
 ) -> Result<(Vec<Problem>, bool)> {
-    let options = CheckOptions { threads: 1, cache_bytes: 1 << 20, ..CheckOptions::default() };
-    let Pass0 { report, check, .. } = check_layout(disk, raw, false, options, &|_, _| {})?;
+    let Pass0 { report, check, .. } = check_layout(disk, raw, false, SMALL_CHECK, &|_, _| {})?;
     let Some(check) = check else { return Ok((report.problems, false)) };
-    let mut problems = check.problems.take().list;
+    let mut problems = check.take_problems();
     problems.retain(|it| it.what.severity() == Severity::Damage);
     if problems.is_empty() {
         let small_caches = OpenOptions { data_cache_bytes: 1 << 20, ..OpenOptions::default() };
@@ -264,7 +268,7 @@ pub(crate) fn examine_layout(
     Ok((problems, true))
 }
 
-fn check_layout<'a>(
+pub(crate) fn check_layout<'a>(
     disk: &'a Arc<dyn Disk>,
     raw: RawSuperblock,
     replayed: bool,
@@ -329,6 +333,7 @@ fn check_layout<'a>(
     };
     let unsealed;
     (check.groups, unsealed) = layout::read_group_layouts(&check)?;
+    check.check_place_of_root()?;
     let is_damaged = check.problems.is_damaged();
     for group in unsealed {
         check.problems.add(Problem::new(What::GroupChecksum).group(group));
@@ -352,6 +357,7 @@ pub(crate) fn examine<'a>(
         return Ok((build_report(&check.problems, empty), Some(check)));
     }
     let unwritten = layout::uninit_metadata_clusters(&check);
+    orphans::check_orphan_list(&check);
     check.orphans = orphans::read_orphan_list(&check)?;
     let in_file = orphans::check_orphan_file(&check)?;
     if check.replayed {
@@ -410,6 +416,11 @@ fn check_supported(super_: &Superblock) -> Result<()> {
 }
 
 impl Check<'_> {
+    /// Returns the problems found until now.
+    pub(crate) fn take_problems(&self) -> Vec<Problem> {
+        self.problems.take().list
+    }
+
     /// Returns the file's id for block roles; its generation is unused: it verifies nothing.
     pub(crate) fn file_id(inode: u32) -> FileId {
         FileId { inode, generation: 0 }

@@ -232,6 +232,14 @@ pub(crate) fn map_of_any(inode: &Inode) -> Result<EitherBlockMap<'_>> {
     })
 }
 
+/// Returns the maximum size of a file with a map of this kind.
+pub(crate) fn max_file_bytes(block_bytes: u32, has_extents: bool) -> u64 {
+    match has_extents {
+        true => (1u64 << 32).saturating_mul(block_bytes.into()).saturating_sub(1),
+        false => pointers::max_mapped_blocks(block_bytes).saturating_mul(block_bytes.into()),
+    }
+}
+
 /// A block map of either kind.
 #[derive(Debug)]
 pub(crate) enum EitherBlockMap<'a> {

@@ -84,12 +84,11 @@ impl Transaction<'_> {
                 break;
             }
             let inode = InodeNumber(at);
-            let next = self.read_slot(inode, |it| it.deletion_time());
-            let links = self.read_slot(inode, |it| it.links());
-            let (Ok(next), Ok(links)) = (next, links) else {
+            if !self.may_be_orphan(inode)? {
                 log::warn!("the list of orphans leads to inode {inode}, which is none");
                 break;
-            };
+            }
+            let (next, links) = self.read_slot(inode, |it| (it.deletion_time(), it.links()))?;
             // It stays on the list until its last batch.
             self.process_orphan(inode, links)?;
             at = next;
@@ -127,6 +126,12 @@ impl Transaction<'_> {
             self.remove_orphan(inode)?;
         }
         Ok(())
+    }
+
+    /// Returns true if an inode may be listed: one that a name may name, in use.
+    fn may_be_orphan(&mut self, inode: InodeNumber) -> Result<bool> {
+        let is_ordinary = inode != InodeNumber::ROOT && self.volume.super_.is_valid_inode(inode);
+        Ok(is_ordinary && self.is_inode_allocated(inode)?)
     }
 
     /// Deletes a listed inode, or finishes the truncation of one that has links.
@@ -169,12 +174,11 @@ impl Transaction<'_> {
                 for (nth, inode) in
                     listed.map_err(|error| error.with_block(at).with_inode(number))?
                 {
-                    match self.read_slot(inode, |it| (it.links(), it.mode())) {
-                        Ok((0, 0)) => {}
-                        Ok((links, _)) => self.process_orphan(inode, links)?,
-                        Err(_) => {
-                            log::warn!("the file of orphans lists inode {inode}, which is none")
-                        }
+                    if self.may_be_orphan(inode)? {
+                        let links = self.read_slot(inode, |it| it.links())?;
+                        self.process_orphan(inode, links)?;
+                    } else {
+                        log::warn!("the file of orphans lists inode {inode}, which is none");
                     }
                     self.modify_block(at, role, |block| orphan_file::clear_entry(block, nth))?;
                     self.close_batch_if_complete()?;

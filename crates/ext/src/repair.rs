@@ -37,7 +37,7 @@ use crate::backup::{self, SuperblockPlace, block_bytes};
 use crate::blocks::cow_disk::CowDisk;
 use crate::blocks::uncached::{read_bytes, read_raw_superblock};
 use crate::check::bit_set::AtomicBitSet;
-use crate::check::{self, Check, CheckOptions, Problem, Progress, Report, What};
+use crate::check::{self, Check, CheckOptions, Problem, Progress, Report, SMALL_CHECK, What};
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::journal;
@@ -55,6 +55,8 @@ pub use undo::revert;
 const MAX_ROUNDS: usize = 48;
 /// Problems of a round; further ones belong to the next.
 const PROBLEMS_PER_ROUND: usize = 50_000;
+/// Blocks of superblock and descriptors that change for a rescue, in memory.
+const MAX_LAYOUT_BLOCKS: usize = 1 << 14;
 /// Times that a problem may come back before it counts as one without a fix.
 const MAX_ATTEMPTS: u32 = 3;
 
@@ -124,16 +126,13 @@ pub fn plan(
     progress: Progress<'_>,
 ) -> Result<Repair> {
     let raw = match read_raw_superblock(&**disk) {
-        Ok(raw) if options.superblock.block.is_none() && block_bytes(&raw).is_some() => raw,
+        Ok(raw) if options.superblock.block.is_none() => Some(raw),
         Ok(_) | Err(Error::NotExt) => {
-            let none = backup::none_found(&options.superblock, Error::NotExt);
-            let mend = || options.superblock.block.is_none().then(|| backup::mend_one_bit(&**disk));
-            let found = backup::find(&**disk, None, &options.superblock).map(|it| it.raw);
-            found.or_else(|| mend().flatten().map(|(_, raw)| raw)).ok_or(none)?
+            backup::find(&**disk, None, &options.superblock).map(|backup| backup.raw)
         }
         Err(other) => return Err(other.into()),
     };
-    if backup::is_interrupted(&**disk, &raw) {
+    if raw.is_some_and(|raw| backup::is_interrupted(&**disk, &raw)) {
         let feature = "unfinished: a change of the whole volume was cut off".to_owned();
         return Err(Error::Unsupported { feature }.into());
     }
@@ -197,23 +196,56 @@ fn plan_with(
     }
 }
 
-/// Returns the disk with the superblock that a repair makes. The disk does not change.
+/// Returns the disk with the superblock and the places of all structures that a repair makes. The
+/// disk does not change.
 ///
 /// # Errors
 /// As [`plan`].
-pub(crate) fn with_repaired_superblock(disk: &Arc<dyn Disk>) -> Result<Arc<dyn Disk>> {
-    let (raw, fixes) = superblock::choose_superblock(disk, &SuperblockPlace::default())?;
-    if fixes.is_empty() {
-        return Ok(disk.clone());
+pub(crate) fn with_repaired_layout(disk: &Arc<dyn Disk>) -> Result<Arc<dyn Disk>> {
+    let (raw, fixed) = superblock::choose_superblock(disk, &SuperblockPlace::default())?;
+    let block_bytes = block_bytes(&raw).ok_or(Error::corrupt("superblock: block size"))?;
+    let changes = Arc::new(CowDisk::new(disk.clone(), block_bytes, MAX_LAYOUT_BLOCKS));
+    if !fixed.is_empty() {
+        backup::put(&changes, &raw)?;
     }
-    let repaired = Arc::new(CowDisk::new(disk.clone(), superblock::MEMORY_BLOCK_BYTES, 2));
-    backup::put(&repaired, &raw)?;
-    repaired.freeze();
-    let as_disk: Arc<dyn Disk> = repaired;
-    match check::examine_layout(&as_disk, raw)? {
-        (_, true) => Ok(as_disk),
-        (_, false) => Err(Error::corrupt("superblock: not all of it has a fix").into()),
+    let as_disk: Arc<dyn Disk> = changes.clone();
+    for attempt in 1..=MAX_ATTEMPTS {
+        let pass0 = check::check_layout(&as_disk, raw.clone(), false, SMALL_CHECK, &|_, _| {})?;
+        let Some(check) = pass0.check else {
+            return Err(Error::corrupt("superblock: not all of it has a fix").into());
+        };
+        let problems = check.take_problems();
+        let of_groups: Vec<_> = problems.iter().filter(|it| it.what.is_of_descriptor()).collect();
+        if fix_layout(&changes, Some(&check), attempt, &of_groups)?.is_empty() {
+            break;
+        }
     }
+    changes.freeze();
+    Ok(as_disk)
+}
+
+/// Fixes problems of the superblock and the descriptors, for which nothing is allocated.
+fn fix_layout<'a>(
+    changes: &'a Arc<CowDisk>,
+    check: Option<&'a Check<'a>>,
+    attempt: u32,
+    problems: &[&Problem],
+) -> crate::Result<Vec<(Problem, &'static str)>> {
+    let (taken, mut later) = (AtomicBitSet::new(0), BTreeSet::new());
+    let mut fixer = Fixer {
+        check,
+        changes,
+        taken: &taken,
+        next_free: 0,
+        now: Time::default(),
+        blocks_left: Cell::new(0),
+        attempt,
+        later: &mut later,
+        mended_groups: BTreeSet::new(),
+        fixes: vec![],
+    };
+    fixer.fix_superblock_and_groups(problems)?;
+    Ok(fixer.fixes)
 }
 
 impl Repair {
@@ -293,7 +325,8 @@ impl Repair {
             }
             now.retain(|it| !quota(it));
             let mut attempt = 0;
-            for problem in &now {
+            // Pointers of one inode to one block are one problem.
+            for problem in now.iter().collect::<BTreeSet<_>>() {
                 let times = attempts.entry((*problem).clone()).or_default();
                 *times = times.saturating_add(1);
                 attempt = attempt.max(*times);

@@ -15,10 +15,11 @@
 
 mod contents;
 mod listing;
+mod sizes;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use draconis_device::Disk;
 use draconis_types::lock::Mutex;
@@ -108,6 +109,10 @@ pub struct Rescue {
     blocks_left: Mutex<u64>,
     /// Inodes with a wrong checksum of which all bits may still be tried.
     mends_left: AtomicU32,
+    /// Files that are cut at the next mount: they have blocks behind their end.
+    cut_files: sizes::CutFiles,
+    /// Nodes of maps that are still read to find the ends of files.
+    nodes_left: AtomicU64,
 }
 
 impl Rescue {
@@ -123,8 +128,8 @@ impl Rescue {
     ) -> Result<Self> {
         let volume = match place.block {
             Some(_) => Volume::open_damaged(disk, options, place)?,
-            // The superblock that a repair makes.
-            None => match repair::with_repaired_superblock(&disk) {
+            // Superblock and descriptors that a repair makes.
+            None => match repair::with_repaired_layout(&disk) {
                 Ok(repaired) => Volume::open_damaged(repaired, options, place)?,
                 Err(_) => Volume::open_damaged(disk, options, place)?,
             },
@@ -133,6 +138,7 @@ impl Rescue {
         let unchecked = Superblock { checksum_seed: None, ..super_.clone() };
         let blocks = super_.blocks.min(volume.reader.disk_blocks());
         let blocks_left = Mutex::new(blocks.saturating_mul(CONTENTS_PER_VOLUME));
+        let cut_files = sizes::CutFiles::of(&volume.reader);
         let mut rescue = Self {
             volume,
             unchecked,
@@ -141,6 +147,8 @@ impl Rescue {
             order: vec![],
             blocks_left,
             mends_left: AtomicU32::new(MAX_MENDED_INODES),
+            cut_files,
+            nodes_left: AtomicU64::new(blocks),
         };
         let found = listing::find(&rescue, progress);
         (rescue.items, rescue.losses, rescue.order) = (found.items, found.losses, found.order);
@@ -244,13 +252,21 @@ impl Rescue {
             return Err(error);
         }
         let mut slot = reader.inode_slot(number)?.to_vec();
-        let may_mend = self
-            .mends_left
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        let mended = may_mend.ok().and_then(|_| witness::mend_inode(&slot, number, super_));
+        let take = || {
+            let one_less = |left: u32| left.checked_sub(1);
+            self.mends_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
+        };
+        let may_mend = super_.checksum_seed.is_some() && take().is_ok();
+        let mended = may_mend.then(|| witness::mend_inode(&slot, number, super_)).flatten();
         let is_sound = mended.is_some() || has_valid_checksum(&slot, number, super_);
         slot = mended.map_or(slot, |(_, mended)| mended);
-        let mut inode = Inode::check(&slot, number, &self.unchecked)?;
+        let mut inode = match Inode::check(&slot, number, &self.unchecked) {
+            Err(Error::Corrupt { .. }) => {
+                sizes::repair_fields(&mut slot, super_);
+                Inode::check(&slot, number, &self.unchecked)?
+            }
+            checked => checked?,
+        };
         // No name leads to the value of an attribute.
         inode.flags &= !flags::EA_INODE;
         let may_have_contents =
@@ -260,6 +276,7 @@ impl Rescue {
         if let Some(form) = form {
             inode.flags = inode.flags & !FORMS | form.flags;
         }
+        inode.size_bytes = self.likely_size(&inode);
         Ok((Arc::new(inode), is_sound))
     }
 }

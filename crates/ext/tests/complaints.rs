@@ -287,6 +287,7 @@ fn plant_inode_problems(s: &Sound) {
     plant! { s:
         "deleted without time": [le16(s.inode_slot_offset(250), 0o100_644)] => DeletedWithoutTime;
         "orphan": [le32(s.inode_slot_offset(250) + 20, 5)] => InOrphanList;
+        "list of a reserved inode": [le32(SUPERBLOCK_AT + 0xE8, 8)] => OrphanList;
         "orphans": [
             le32(SUPERBLOCK_AT + 0xE8, s.inode_number("/small")),
             le16(small + 26, 0), le32(small + 20, s.inode_number("/large")),

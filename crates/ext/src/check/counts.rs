@@ -10,7 +10,7 @@ use super::{Check, inodes, prefetch, raw_inode};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::group::GroupDescriptor;
-use crate::format::inode::RawInode;
+use crate::format::inode::{RawInode, flags};
 use crate::units::saturating_usize;
 use crate::{GroupNumber, Result};
 
@@ -36,8 +36,10 @@ pub(super) fn check_link_counts(check: &Check<'_>, lost: &[u32]) -> Result<()> {
         if many && note.is_directory() && links == 1 && names >= LINK_MAX {
             continue;
         }
-        let is_empty =
-            raw.i_blocks_lo.get() == 0 && raw_inode::file_type(raw) == Some(FileType::File);
+        let is_inline = raw.i_flags.get() & flags::INLINE_DATA != 0;
+        let is_empty = raw.i_blocks_lo.get() == 0
+            && raw_inode::file_type(raw) == Some(FileType::File)
+            && !(is_inline && raw_inode::inode_size(raw) > 0);
         let what = match names {
             0 if is_empty => What::UnattachedEmpty,
             0 => What::Unattached,

@@ -88,8 +88,19 @@ pub(super) fn check_superblock(
     if reserve > super_.block_bytes / 4 {
         wrong("reserved descriptor blocks", reserve.into(), None);
     }
-    if raw.s_desc_size.get() > 1024 {
-        wrong("descriptor size", raw.s_desc_size.get().into(), None);
+    let descriptor_bytes = raw.s_desc_size.get();
+    if descriptor_bytes > 1024 || descriptor_bytes & descriptor_bytes.saturating_sub(1) != 0 {
+        wrong("descriptor size", descriptor_bytes.into(), None);
+    }
+    // e2fsck takes the inode for a quota file whatever the features say.
+    let has_quota = super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA);
+    for (field, own) in
+        [(&raw.s_usr_quota_inum, 3), (&raw.s_grp_quota_inum, 4), (&raw.s_prj_quota_inum, 0)]
+    {
+        let inode = field.get();
+        if !has_quota && inode != own && (1..=super_.inodes).contains(&inode) {
+            wrong("inode of quotas", inode.into(), Some(0));
+        }
     }
     if raw.s_log_groups_per_flex > 31 {
         wrong("groups per flex group", raw.s_log_groups_per_flex.into(), None);

@@ -41,6 +41,14 @@ pub(super) fn read_orphan_list(check: &Check<'_>) -> Result<HashSet<u32>> {
     Ok(listed)
 }
 
+/// Reports a list of orphans that begins with an inode that cannot be one.
+pub(super) fn check_orphan_list(check: &Check<'_>) {
+    let first = check.raw.s_last_orphan.get();
+    if first != 0 && !(check.super_.first_inode.0..=check.super_.inodes).contains(&first) {
+        check.problems.add(Problem::new(What::OrphanList).found(first));
+    }
+}
+
 /// Blocks of the orphan file.
 struct OrphanFileBlocks {
     found: Vec<(u64, u64)>,
@@ -67,7 +75,7 @@ pub(super) fn check_orphan_file(check: &Check<'_>) -> Result<Vec<u32>> {
     let complain = |number| check.problems.add(Problem::new(What::OrphanFile).inode(number));
     let Some(InodeNumber(number)) = check.super_.orphan_file else {
         let named_anyway = check.raw.s_orphan_file_inum.get();
-        if (check.super_.first_inode.0..=check.super_.inodes).contains(&named_anyway) {
+        if (1..=check.super_.inodes).contains(&named_anyway) {
             complain(named_anyway);
         }
         return Ok(named);

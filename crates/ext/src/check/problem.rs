@@ -75,6 +75,7 @@ whats! {
     Notice GroupUninitialised "group-uninitialised" "a group says it was not initialised, the feature is not there";
     Damage MmpBlock "mmp-block" "the block that guards against mounting twice makes no sense";
     Damage OrphanFile "orphan-file" "the file of orphans makes no sense";
+    Damage OrphanList "orphan-list" "the list of orphans begins with an inode that cannot be on it";
     Damage UsedUninitialised "used-uninitialised" "an inode in use lies where the group says it has none";
     Damage ResizeInode "resize-inode" "the resize inode does not lead to the reserved descriptor blocks";
     Notice ResizeInodeWithoutFeature "resize-inode-without-feature" "the resize inode is in use, the feature is not there";
@@ -161,6 +162,18 @@ whats! {
 }
 
 impl What {
+    /// Returns true if the descriptor of a group says where a structure is, and may be wrong.
+    pub(crate) const fn is_of_descriptor(self) -> bool {
+        matches!(
+            self,
+            Self::GroupBlockBitmap
+                | Self::GroupInodeBitmap
+                | Self::GroupInodeTable
+                | Self::GroupOverlap
+                | Self::GroupChecksum
+        )
+    }
+
     /// Returns true if its fix makes free what nothing seems to use, or counts that.
     pub(crate) const fn frees(self) -> bool {
         matches!(

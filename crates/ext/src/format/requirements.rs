@@ -67,7 +67,7 @@ const FEATURE_RULES: &[FeatureRule] = &[
     rule(I(Incompatible::CSUM_SEED), With(R(ReadOnlyCompatible::METADATA_CSUM)), &[Maker, Checker]),
     rule(C(Compatible::RESIZE_INODE), Without(I(Incompatible::META_BG)), &[Maker, Checker]),
     rule(C(Compatible::RESIZE_INODE), With(R(ReadOnlyCompatible::SPARSE_SUPER)), &[Maker]),
-    rule(C(Compatible::ORPHAN_FILE), With(C(Compatible::HAS_JOURNAL)), &[Maker]),
+    rule(C(Compatible::ORPHAN_FILE), With(C(Compatible::HAS_JOURNAL)), &[Maker, Checker]),
     rule(R(ReadOnlyCompatible::BIGALLOC), With(I(Incompatible::EXTENTS)), &[Maker, Writer]),
     rule(R(ReadOnlyCompatible::VERITY), With(I(Incompatible::EXTENTS)), &[Maker]),
     rule(R(ReadOnlyCompatible::PROJECT), InodeBytes(256), &[Maker]),

@@ -10,7 +10,6 @@ use crate::format::group::{GroupDescriptor, flags, has_valid_checksum};
 use crate::format::inode;
 use crate::format::inode_slot::InodeSlot;
 use crate::format::jbd2::RawJournalSuperblock;
-use crate::format::le16;
 use crate::format::mmp::{self, MmpRecord};
 use crate::format::orphan_file;
 use crate::format::requirements::Feature;
@@ -23,6 +22,8 @@ use crate::redo_log::RedoLog;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
 
+/// Structures in one block of which either group may be wrong: each asks for all groups.
+const MAX_SUSPECTED_OVERLAPS: usize = 64;
 /// Fewest blocks of a journal.
 const MIN_JOURNAL_BLOCKS: u64 = 1024;
 
@@ -33,8 +34,13 @@ impl Fixer<'_> {
             let Some(problem) = problems.iter().find(fixable) else { return Ok(()) };
             return self.fix_super_alone(problem);
         }
+        let is_overlap = |it: &&&Problem| it.what == What::GroupOverlap;
+        let may_be_others = problems.iter().filter(is_overlap).count() <= MAX_SUSPECTED_OVERLAPS;
         for problem in problems {
-            self.fix_structure(problem)?;
+            match problem.what.is_of_descriptor() {
+                true => self.fix_descriptor(problem, may_be_others)?,
+                false => self.fix_structure(problem)?,
+            }
         }
         Ok(())
     }
@@ -89,6 +95,10 @@ impl Fixer<'_> {
                 })?;
                 self.done(problem, "the revision is 1 now");
             }
+            What::OrphanList => {
+                self.edit_super(|raw| raw.s_last_orphan.set(0))?;
+                self.done(problem, "the list of orphans is emptied");
+            }
             What::ReserveWithoutFeature => {
                 self.edit_super(|raw| raw.s_reserved_gdt_blocks.set(0))?;
                 self.done(problem, "no descriptor blocks are reserved");
@@ -116,11 +126,6 @@ impl Fixer<'_> {
                 self.done(problem, "the journal is emptied");
                 Ok(())
             }
-            What::GroupBlockBitmap
-            | What::GroupInodeBitmap
-            | What::GroupInodeTable
-            | What::GroupOverlap
-            | What::GroupChecksum => self.fix_descriptor(problem),
             What::GroupUnused | What::GroupUninitialised | What::UsedUninitialised => {
                 let Some(GroupNumber(group)) = problem.group else { return Ok(()) };
                 self.edit_group(group, initialise)?;
@@ -216,19 +221,14 @@ impl Fixer<'_> {
         self.put(block.0, bytes)
     }
 
-    /// Takes the locations of a group's structures from a copy of its descriptor.
-    fn fix_descriptor(&mut self, problem: &Problem) -> Result<()> {
+    /// Takes the locations of a group's structures from a copy of its descriptor, or from the others.
+    /// Of two groups with structures in one block either may be wrong.
+    fn fix_descriptor(&mut self, problem: &Problem, may_be_others: bool) -> Result<()> {
         let check = self.check()?;
         let Some(GroupNumber(group)) = problem.group else { return Ok(()) };
         let super_ = &check.super_;
         let number = GroupNumber(group);
         let (block, slot) = super_.descriptor_location(number);
-        let nth = group.checked_div(super_.descriptors_per_block()).unwrap_or(0);
-        let fits = |it: &GroupDescriptor| {
-            super_.is_valid_block(it.block_bitmap)
-                && super_.is_valid_block(it.inode_bitmap)
-                && it.check(super_).is_ok()
-        };
         let bytes = self.block(block.0)?;
         if let Some((_, mended)) = witness::mend_descriptor(&bytes, slot, super_, number) {
             self.put(block.0, mended)?;
@@ -238,44 +238,68 @@ impl Fixer<'_> {
             self.done(problem, "one bit of the descriptor is changed back");
             return Ok(());
         }
-        let mut backup = None;
-        for at in super_.descriptor_locations(nth).into_iter().filter(|at| *at != block) {
-            if !super_.is_valid_block(at) {
-                continue;
-            }
-            let bytes = self.block(at.0)?;
-            let found = GroupDescriptor::read_as_stored(&bytes, slot, super_)?;
-            if has_valid_checksum(&bytes, slot, super_, number) && fits(&found) {
-                backup = Some(found);
+        let others = match problem.what {
+            What::GroupOverlap if may_be_others => check.groups_over(group),
+            _ => vec![],
+        };
+        for suspect in std::iter::once(group).chain(others) {
+            if self.restore_places(problem, suspect)? {
                 break;
             }
         }
-        let Some(backup) = backup else {
-            let own = check.groups.get(saturating_usize(group.into()));
-            let own = own.map(|it| [it.block_bitmap, it.inode_bitmap, it.inode_table]);
-            let is_right = own.is_some_and(|own| self.are_places(group, own).unwrap_or(false));
-            if problem.what == What::GroupChecksum && is_right {
-                self.edit_group(group, initialise)?;
-                self.done(problem, "the descriptor is sealed anew");
-            } else if let Some(places) = self.computed_places(group)? {
-                self.edit_group(group, |own| {
-                    [own.block_bitmap, own.inode_bitmap, own.inode_table] = places;
-                    initialise(own);
-                })?;
-                self.done(problem, "the places are those that follow from the others");
-            }
-            return Ok(());
-        };
-        let unused_inodes = self.never_used_inodes(group, &backup)?;
-        self.edit_group(group, |own| {
-            own.block_bitmap = backup.block_bitmap;
-            own.inode_bitmap = backup.inode_bitmap;
-            own.inode_table = backup.inode_table;
-            initialise(own);
-            own.unused_inodes = unused_inodes;
-        })?;
-        self.done(problem, "the places are those of a copy of the descriptor");
         Ok(())
+    }
+
+    /// Restores where the structures of a group lie; returns false if nothing says otherwise.
+    fn restore_places(&mut self, problem: &Problem, group: u32) -> Result<bool> {
+        let check = self.check()?;
+        let Some(own) = check.groups.get(saturating_usize(group.into())) else { return Ok(false) };
+        let places = |it: &GroupDescriptor| [it.block_bitmap, it.inode_bitmap, it.inode_table];
+        let is_other = |it: &GroupDescriptor| {
+            problem.what != What::GroupOverlap || places(it) != places(&own.descriptor)
+        };
+        if let Some(backup) = self.copy_of_descriptor(group)?.filter(is_other) {
+            let unused_inodes = self.never_used_inodes(group, &backup)?;
+            self.edit_group(group, |own| {
+                [own.block_bitmap, own.inode_bitmap, own.inode_table] = places(&backup);
+                initialise(own);
+                own.unused_inodes = unused_inodes;
+            })?;
+            self.done(problem, "the places are those of a copy of the descriptor");
+        } else if problem.what == What::GroupChecksum && check.has_possible_places(group)? {
+            self.edit_group(group, initialise)?;
+            self.done(problem, "the descriptor is sealed anew");
+        } else if let Some(computed) = check.computed_places(group)? {
+            self.edit_group(group, |own| {
+                [own.block_bitmap, own.inode_bitmap, own.inode_table] = computed;
+                initialise(own);
+            })?;
+            self.done(problem, "the places are those that follow from the others");
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Returns the first valid copy of a group's descriptor.
+    fn copy_of_descriptor(&self, group: u32) -> Result<Option<GroupDescriptor>> {
+        let super_ = &self.check()?.super_;
+        let number = GroupNumber(group);
+        let (block, slot) = super_.descriptor_location(number);
+        let nth = group.checked_div(super_.descriptors_per_block()).unwrap_or(0);
+        let copies = super_.descriptor_locations(nth).into_iter();
+        for at in copies.filter(|at| *at != block && super_.is_valid_block(*at)) {
+            let bytes = self.block(at.0)?;
+            let found = GroupDescriptor::read_as_stored(&bytes, slot, super_)?;
+            if has_valid_checksum(&bytes, slot, super_, number)
+                && super_.is_valid_block(found.block_bitmap)
+                && super_.is_valid_block(found.inode_bitmap)
+                && found.check(super_).is_ok()
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns how many inodes at the end of a group's table were never used. An earlier format may
@@ -308,80 +332,6 @@ impl Fixer<'_> {
             }
         }
         Ok(unused)
-    }
-
-    /// Computes where the structures of a group lie, if two of the three places are right: the
-    /// bitmaps of a flex group follow each other, and then its inode tables.
-    fn computed_places(&self, group: u32) -> Result<Option<[FsBlock; 3]>> {
-        let check = self.check()?;
-        let super_ = &check.super_;
-        let Some(layout) = check.groups.get(saturating_usize(group.into())) else {
-            return Ok(None);
-        };
-        let [blocks, inodes, table] =
-            [layout.block_bitmap, layout.inode_bitmap, layout.inode_table];
-        let nth_table =
-            |nth: u32| u64::from(super_.inode_table_blocks()).saturating_mul(nth.into());
-        let flex = super_.flex_groups.max(1);
-        let within = group.checked_rem(flex).unwrap_or(0);
-        let mut found = vec![];
-        for width in [flex, super_.groups.min(flex), 1].map(u64::from) {
-            // What the other two say about each.
-            let from_blocks = blocks.saturating_add(width);
-            let table_of = |inodes: u64| {
-                inodes
-                    .saturating_sub(within.into())
-                    .saturating_add(width)
-                    .saturating_add(nth_table(within))
-            };
-            let inodes_of = |table: u64| {
-                table
-                    .saturating_sub(nth_table(within))
-                    .saturating_sub(width)
-                    .saturating_add(within.into())
-            };
-            for places in [
-                [blocks, inodes, table_of(inodes)],
-                [blocks, from_blocks, table],
-                [inodes.saturating_sub(width), inodes, table],
-            ] {
-                let [_, inodes, table] = places;
-                if inodes == inodes_of(table) && self.are_places(group, places)? {
-                    found.push(places.map(FsBlock));
-                }
-            }
-        }
-        found.dedup();
-        let own = [blocks, inodes, table].map(FsBlock);
-        Ok(found.into_iter().find(|places| *places != own))
-    }
-
-    /// Returns true if a group's structures may lie there: the bitmaps hold the bits of what they
-    /// must, and the table of group 0 holds the root.
-    fn are_places(&self, group: u32, [blocks, inodes, table]: [u64; 3]) -> Result<bool> {
-        let super_ = &self.check()?.super_;
-        let end = table.saturating_add(super_.inode_table_blocks().into());
-        let is_inside = |at: u64| super_.is_valid_block(FsBlock(at));
-        if ![blocks, inodes, table, end.saturating_sub(1)].into_iter().all(is_inside)
-            || (table..end).contains(&blocks)
-            || (table..end).contains(&inodes)
-            || blocks == inodes
-        {
-            return Ok(false);
-        }
-        if group > 0 {
-            return Ok(true);
-        }
-        // Inode 2 is a directory, and in use, as are all reserved inodes.
-        let at = table
-            .saturating_mul(super_.block_bytes.into())
-            .saturating_add(u64::from(super_.inode_bytes));
-        let extent = Extent::new(at, super_.inode_bytes.into());
-        let root = read_bytes(self.changes, extent)?;
-        let is_root = le16(&root, 0).is_some_and(|mode| mode & 0o170_000 == 0o040_000);
-        let used = self.block(inodes)?;
-        let first = self.block(blocks)?;
-        Ok(is_root && used.first() == Some(&0xFF) && first.first().is_some_and(|it| it & 1 == 1))
     }
 
     fn drop_mmp(&self) -> Result<()> {

@@ -1,22 +1,19 @@
 //! The superblock: from a backup, or sealed anew.
 
-use std::cell::Cell;
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, Group};
-use draconis_types::Time;
 use zerocopy::IntoBytes;
 
-use super::{Fixer, LaterStep};
+use super::{Fixer, LaterStep, fix_layout};
 use crate::backup::{self, SuperblockPlace, block_bytes};
 use crate::blocks::cow_disk::CowDisk;
 use crate::blocks::uncached::{read_bytes, read_raw_superblock};
-use crate::check::bit_set::AtomicBitSet;
 use crate::check::{self, CheckOptions, Problem, What};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::le16;
+use crate::format::requirements::Feature;
 use crate::format::superblock::{RawSuperblock, WRONG_CHECKSUM};
 use crate::format::witness::Bit;
 use crate::units::{saturating_u32, saturating_usize};
@@ -31,6 +28,8 @@ const MAX_FIXES: u32 = 16;
 /// Superblocks with one bit changed back that are checked as a whole, if there are several.
 const MAX_CANDIDATES: usize = 16;
 
+/// Groups per flex group of mke2fs are 16.
+const USUAL_LOG_GROUPS_PER_FLEX: u8 = 4;
 /// Groups that are examined to find a flipped bit, over all candidates: some seconds. A larger volume
 /// has backups.
 const MAX_EXAMINED_GROUPS: u32 = 1 << 19;
@@ -46,7 +45,7 @@ pub(super) fn choose_superblock(
     place: &SuperblockPlace,
 ) -> crate::offline::Result<(RawSuperblock, Vec<(Problem, &'static str)>)> {
     let changes = Arc::new(CowDisk::new(disk.clone(), MEMORY_BLOCK_BYTES, MEMORY_BLOCKS));
-    let mut fixes: Vec<_> = restore_unusable(&changes, place)?.into_iter().collect();
+    let mut fixes: Vec<_> = restore_unusable(disk, &changes, place)?.into_iter().collect();
     let mut before = None;
     let mut attempt: u32 = 1;
     for _ in 0..MAX_FIXES {
@@ -73,23 +72,11 @@ pub(super) fn choose_superblock(
         let problem = problems.iter().find(|it| it.what != What::VolumeBeyondDisk);
         let Some(problem) = problem.cloned() else { break };
         attempt = if before.as_ref() == Some(&problem) { attempt.saturating_add(1) } else { 1 };
-        let mut fixer = Fixer {
-            check: None,
-            changes: &changes,
-            taken: &AtomicBitSet::new(0),
-            next_free: 0,
-            now: Time::default(),
-            blocks_left: Cell::new(0),
-            attempt,
-            later: &mut BTreeSet::new(),
-            mended_groups: BTreeSet::new(),
-            fixes: vec![],
-        };
-        fixer.fix_pass(0, &[&problem])?;
-        if fixer.fixes.is_empty() {
+        let mut fixed = fix_layout(&changes, None, attempt, &[&problem])?;
+        if fixed.is_empty() {
             break;
         }
-        fixes.append(&mut fixer.fixes);
+        fixes.append(&mut fixed);
         before = Some(problem);
     }
     Ok((read_raw_superblock(&*changes)?, fixes))
@@ -143,7 +130,8 @@ fn turn_bit_back(disk: &Arc<dyn Disk>, raw: &RawSuperblock) -> Option<(Bit, RawS
             *bytes.get_mut(at)? ^= 1 << bit;
             let Ok(turned) = RawSuperblock::view(&bytes) else { continue };
             let Ok(super_) = turned.check() else { continue };
-            groups_left = groups_left.checked_sub(super_.groups)?;
+            let Some(left) = groups_left.checked_sub(super_.groups) else { continue };
+            groups_left = left;
             let is_sound = keeps_checksums(disk, raw, turned)
                 && examined(disk, turned, |disk| check::examine_layout(disk, turned.clone()))
                     .is_some_and(|(problems, _)| problems.is_empty());
@@ -200,6 +188,7 @@ fn examined<T>(
 /// Replaces a superblock by a backup if it has no magic number or block size, a wrong checksum or
 /// unknown features, or if the user names the backup.
 fn restore_unusable(
+    disk: &Arc<dyn Disk>,
     changes: &Arc<CowDisk>,
     place: &SuperblockPlace,
 ) -> Result<Option<(Problem, &'static str)>> {
@@ -223,6 +212,14 @@ fn restore_unusable(
             backup::put(changes, &mended)?;
             let problem = Problem { name: name.map(Into::into), ..Problem::new(what) };
             return Ok(Some((problem, "one bit of the superblock is changed back")));
+        }
+        if name == Some("block size")
+            && place.block.is_none()
+            && let Some((_, mended)) = turn_bit_back(disk, &read_raw_superblock(&**disk)?)
+        {
+            backup::put(changes, &mended)?;
+            let problem = Problem { name: name.map(Into::into), ..Problem::new(what) };
+            return Ok(Some((problem, "the bit of the superblock is changed back")));
         }
         return match (&found, place.block) {
             (Some(_), None) => Ok(None),
@@ -321,7 +318,32 @@ impl Fixer<'_> {
                 return Ok(());
             }
         }
+        if problem.what == What::FeatureClash {
+            return self.fix_orphan_file_without_journal(problem);
+        }
         self.fix_field(problem)
+    }
+
+    /// A file of orphans needs a journal: a journal's inode is the witness that there is one.
+    fn fix_orphan_file_without_journal(&mut self, problem: &Problem) -> Result<()> {
+        let raw = read_raw_superblock(&**self.changes)?;
+        let has_file = raw.s_feature_compat.get() & Compatible::ORPHAN_FILE.bits() != 0;
+        let has_journal = raw.s_feature_compat.get() & Compatible::HAS_JOURNAL.bits() != 0;
+        if !has_file || has_journal {
+            return Ok(());
+        }
+        let (feature, is_set, action) = match raw.s_journal_inum.get() {
+            8 => (Compatible::HAS_JOURNAL, true, "the volume has a journal again"),
+            _ => (Compatible::ORPHAN_FILE, false, "the feature orphan_file is removed"),
+        };
+        self.edit_super(|raw| {
+            Feature::C(feature).set(raw, is_set);
+            if !is_set {
+                raw.set_no_orphans_in_file();
+            }
+        })?;
+        self.done(problem, action);
+        Ok(())
     }
 
     /// Fixes fields of the superblock that the rest of it determines.
@@ -335,6 +357,16 @@ impl Fixer<'_> {
                 (Some(b"reserved blocks"), _) => {
                     raw.s_r_blocks_count_lo.set(0);
                     raw.s_r_blocks_count_hi.set(0);
+                }
+                (Some(b"inode of quotas"), _) => {
+                    raw.s_usr_quota_inum.set(0);
+                    raw.s_grp_quota_inum.set(0);
+                    raw.s_prj_quota_inum.set(0);
+                }
+                (Some(b"groups per flex group"), _) => {
+                    let has_flex = raw.s_feature_incompat.get() & Incompatible::FLEX_BG.bits() != 0;
+                    raw.s_log_groups_per_flex =
+                        if has_flex { USUAL_LOG_GROUPS_PER_FLEX } else { 0 };
                 }
                 (Some(b"cluster size"), _) => raw.s_log_cluster_size = raw.s_log_block_size,
                 (Some(b"clusters per group"), Some(value)) => raw.s_clusters_per_group.set(value),

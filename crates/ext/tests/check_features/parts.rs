@@ -12,7 +12,7 @@ use draconis_ext::{FileId, FsBlock, GroupNumber, InodeNumber};
 use crate::common::spoil::corrupt_field;
 
 /// Checksum to update after a structure was changed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChecksumOwner {
     None,
     Superblock,
