@@ -109,7 +109,7 @@ pub struct Rescue {
     blocks_left: Mutex<u64>,
     /// Inodes with a wrong checksum of which all bits may still be tried.
     mends_left: AtomicU32,
-    /// Files that are cut at the next mount: they have blocks behind their end.
+    /// Files that are cut at the next mount: they have blocks after their end.
     cut_files: sizes::CutFiles,
     /// Nodes of maps that are still read to find the ends of files.
     nodes_left: AtomicU64,

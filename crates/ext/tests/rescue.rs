@@ -489,7 +489,10 @@ fn nothing_that_can_be_read_is_left_out() {
                 assert!(is_there, "{nth}: {} is missing: {:?}", path.escape_ascii(), found.losses);
                 continue;
             };
-            assert!(got == wanted, "{nth}: {}", path.escape_ascii());
+            // An end before the last block, or past the reach of the map, is none.
+            let is_zeros = |rest: &[u8]| rest.iter().all(|byte| *byte == 0);
+            let is_cut = wanted.strip_prefix(&got[..]).is_some_and(is_zeros);
+            assert!(got.starts_with(wanted) || is_cut, "{nth}: {}", path.escape_ascii());
         }
     }
 }

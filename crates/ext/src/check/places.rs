@@ -59,15 +59,15 @@ impl Check<'_> {
         for width in [flex, super_.groups.min(flex), 1].map(u64::from) {
             let inodes_of = |blocks: u64| blocks.saturating_add(width);
             // From the bitmap of inodes to the table.
-            let behind = tables.saturating_mul(within).saturating_add(width).saturating_sub(within);
+            let distance = tables.saturating_mul(within).saturating_add(width).saturating_sub(within);
             for places in [
-                [blocks, inodes, inodes.saturating_add(behind)],
+                [blocks, inodes, inodes.saturating_add(distance)],
                 [blocks, inodes_of(blocks), table],
                 [inodes.saturating_sub(width), inodes, table],
             ] {
                 let [first, second, third] = places;
                 let is_layout =
-                    second == inodes_of(first) && third == second.saturating_add(behind);
+                    second == inodes_of(first) && third == second.saturating_add(distance);
                 if is_layout && self.are_possible(group, places)? {
                     found.push(places);
                 }

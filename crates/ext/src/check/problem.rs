@@ -75,7 +75,7 @@ whats! {
     Notice GroupUninitialised "group-uninitialised" "a group says it was not initialised, the feature is not there";
     Damage MmpBlock "mmp-block" "the block that guards against mounting twice makes no sense";
     Damage OrphanFile "orphan-file" "the file of orphans makes no sense";
-    Damage OrphanList "orphan-list" "the list of orphans begins with an inode that cannot be on it";
+    Notice OrphanList "orphan-list" "the list of orphans begins with an inode that cannot be on it";
     Damage UsedUninitialised "used-uninitialised" "an inode in use lies where the group says it has none";
     Damage ResizeInode "resize-inode" "the resize inode does not lead to the reserved descriptor blocks";
     Notice ResizeInodeWithoutFeature "resize-inode-without-feature" "the resize inode is in use, the feature is not there";

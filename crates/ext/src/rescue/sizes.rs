@@ -1,4 +1,4 @@
-//! The sizes of files: an end before the last block, or behind all that a map reaches, is none.
+//! The sizes of files: an end before the last block, or past all that a map reaches, is none.
 //!
 //! Law: sizes are what a repair makes of them, where no checksum says that they are right.
 

@@ -143,7 +143,7 @@ pub fn fault(bytes: &[u8], all: &Contents) -> Option<String> {
         Err(why) => return Some(why),
     };
     let after = readable_files(&repaired);
-    // A reader that the bit leads elsewhere reads what is no file's.
+    // A reader that the bit misleads reads what is no file's.
     let mut before = before;
     before.retain(|_, bytes| all.values().any(|it| it == bytes));
     let worse = worse_files(&before, &after);
