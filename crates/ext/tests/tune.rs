@@ -66,6 +66,31 @@ fn superblock_fields_change_in_one_sector_write() {
     }
 }
 
+/// What had a checksum has its place back: limits of hash trees, blocks of the orphan file.
+#[test]
+fn removed_checksums_leave_no_trace() {
+    let source = tempfile::tempdir().unwrap();
+    for nth in 0..600 {
+        std::fs::write(source.path().join(format!("a somewhat longer name {nth}")), "x").unwrap();
+    }
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", "orphan_file"];
+    let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
+    // It gives the directory a tree.
+    draconis_testkit::judge::e2fsck("-fyD", &image.path);
+    let bytes = std::fs::read(&image.path).unwrap();
+    let limit = |bytes: &[u8]| -> Option<String> {
+        let tree = Image::from_bytes(bytes).debugfs("htree /")?;
+        tree.lines().find(|line| line.contains("(limit)")).map(str::to_owned)
+    };
+    assert_eq!(limit(&bytes).unwrap(), "Number of entries (limit): 123");
+    let plain = apply_tune(&bytes, &feature_changes(&["^metadata_csum"])).unwrap();
+    assert_eq!(limit(&plain).unwrap(), "Number of entries (limit): 124");
+    check_and_dump_header(&plain, source.path(), "without");
+    let again = apply_tune(&plain, &feature_changes(&["metadata_csum"])).unwrap();
+    assert_eq!(limit(&again).unwrap(), "Number of entries (limit): 123");
+    check_and_dump_header(&again, source.path(), "with");
+}
+
 #[test]
 fn uuid_change_recomputes_all_checksums() {
     let source = tempfile::tempdir().unwrap();

@@ -53,6 +53,11 @@ pub(crate) fn set_checksum(block: &mut [u8], seed: Checksum, at: FsBlock) {
     }
 }
 
+/// Clears the checksum of a block.
+pub(crate) fn clear_checksum(block: &mut [u8]) {
+    let _ = put32(block, block.len().saturating_sub(4), 0);
+}
+
 fn checksum(block: &[u8], seed: Checksum, at: FsBlock) -> Option<u32> {
     Some(seed.update_u64(at.0).update(split_entries_and_tail(block)?.0).value())
 }

@@ -7,6 +7,7 @@ use super::directories::DirectoryConversion;
 use super::maps::MovedRun;
 use crate::blocks::role::Role;
 use crate::format::inode::Inode;
+use crate::format::orphan_file;
 use crate::offline::Result;
 use crate::{FileId, FsBlock};
 
@@ -77,6 +78,10 @@ impl VolumeRewrite<'_> {
                 if let Role::Directory(dir) = old_role {
                     let inode = crate::InodeNumber(dir.inode);
                     self.renumber_dirents(&mut bytes, inode)?;
+                }
+                if matches!(old_role, Role::OrphanFile(_)) {
+                    // Without checksums e2fsck expects none.
+                    orphan_file::clear_checksum(&mut bytes);
                 }
                 self.write(
                     new_role,

@@ -1,9 +1,10 @@
-//! Conversion of directories: adding checksum tails, removing htrees.
+//! Conversion of directories: adding checksum tails, removing them or htrees.
 //!
 //! | before | after |
 //! |---|---|
 //! | the names leave space for a checksum tail | they are packed |
 //! | an htree block has a free entry | its limit is reduced |
+//! | an htree block has a checksum no more | its limit is raised |
 //! | one of these does not fit | the directory becomes linear; `e2fsck -fD` indexes it again |
 //! | an htree is to be removed | the directory becomes linear |
 //!
@@ -34,6 +35,8 @@ const MAX_CONVERTED_DIR_BYTES: u64 = 256 << 20;
 pub(crate) struct DirectoryConversion {
     /// True if blocks get checksum tails.
     pub(crate) adds_checksums: bool,
+    /// True if blocks have no checksums any more.
+    pub(crate) drops_checksums: bool,
     /// True if htrees are removed.
     pub(crate) drops_indexes: bool,
 }
@@ -67,9 +70,10 @@ impl VolumeRewrite<'_> {
             });
             places.extend(each);
         }
-        let sums = self.directory_conversion.adds_checksums;
+        let DirectoryConversion { adds_checksums, drops_checksums, .. } = self.directory_conversion;
+        let sums = adds_checksums || drops_checksums;
         if !(self.directory_conversion.drops_indexes && has_tree)
-            && (!sums || self.make_space_for_checksums(node, file, &places, has_tree)?)
+            && (!sums || self.fit_blocks(node, file, &places, has_tree)?)
         {
             return Ok(None);
         }
@@ -84,8 +88,9 @@ impl VolumeRewrite<'_> {
         }
     }
 
-    /// Makes space for a checksum in each block; returns false, unchanged, if one lacks it.
-    fn make_space_for_checksums(
+    /// Makes space for a checksum in each block, or uses that of one; returns false, unchanged, if a
+    /// block lacks it.
+    fn fit_blocks(
         &mut self,
         node: &Inode,
         file: FileId,
@@ -110,7 +115,8 @@ impl VolumeRewrite<'_> {
                     _ => IndexBlockKind::Node,
                 };
                 let block = match indexes.contains(nth) {
-                    true => index::shrink_for_checksum(&was, level, shape),
+                    true => index::fit_to_shape(&was, level, shape),
+                    false if !shape.has_checksums => Ok(Some(was.clone())),
                     false => repack::convert_block(&was, shape),
                 };
                 let Some(block) = block.map_err(of_dir)? else { return Ok(false) };
@@ -214,6 +220,7 @@ impl DirectoryConversion {
         let has_index = |super_: &Superblock| super_.compatible.contains(Compatible::DIR_INDEX);
         Self {
             adds_checksums: old.checksum_seed.is_none() && new.checksum_seed.is_some(),
+            drops_checksums: old.checksum_seed.is_some() && new.checksum_seed.is_none(),
             drops_indexes: has_index(old) && !has_index(new),
         }
     }

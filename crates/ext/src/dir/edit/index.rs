@@ -130,16 +130,17 @@ fn set_count(block: &mut [u8], level: IndexBlockKind, count: usize) -> Option<()
     Some(())
 }
 
-/// Shrinks an index block so that a checksum fits after its entries; `None` if it is full.
+/// Sets the limit of an index block to what fits before its checksum, or without one; `None` if it is
+/// full.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if limit or count is invalid.
-pub(crate) fn shrink_for_checksum(
+pub(crate) fn fit_to_shape(
     block: &[u8],
     level: IndexBlockKind,
     shape: DirBlockFormat,
 ) -> Result<Option<Vec<u8>>> {
-    let (index, limit) = parse_index(block, level)?;
+    let (index, _) = parse_index(block, level)?;
     let room = match level {
         IndexBlockKind::Root => dx_root_limit(shape),
         IndexBlockKind::Node => dx_node_limit(shape),
@@ -151,7 +152,7 @@ pub(crate) fn shrink_for_checksum(
     let at = level.entries_at();
     let end = at.saturating_add(room.saturating_mul(ENTRY_BYTES));
     if let Some(raw) = view_mut::<RawDxCountLimit>(&mut block, at) {
-        raw.limit.set(u16::try_from(room.min(limit)).unwrap_or(u16::MAX));
+        raw.limit.set(u16::try_from(room).unwrap_or(u16::MAX));
     }
     block.get_mut(end..).into_iter().for_each(|rest| rest.fill(0));
     Ok(Some(block))
