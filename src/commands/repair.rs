@@ -19,7 +19,7 @@ use draconis_device::Disk;
 use draconis_ext::check::{CheckOptions, Problem};
 use draconis_ext::repair::{Fix, OfflineError, Repair, RepairOptions, Verdict, plan, revert};
 use draconis_service::sandbox::{self, SandboxProfile};
-use draconis_service::volume::locate_for_writing;
+use draconis_service::volume::{OpenError, locate_for_writing};
 use draconis_types::path_bytes::ShowPath;
 use serde::Serialize;
 
@@ -242,8 +242,14 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<Outcome> {
 }
 
 fn ignore_damage<T>(error: anyhow::Error) -> anyhow::Result<Option<T>> {
-    let mut errors = error.chain().filter_map(|it| it.downcast_ref::<draconis_ext::Error>());
-    match errors.any(|it| matches!(it, draconis_ext::Error::Corrupt { .. })) {
+    let is_damage = |it: &(dyn std::error::Error + 'static)| {
+        let of_volume = match it.downcast_ref::<OpenError>() {
+            Some(OpenError::Ext(error)) => Some(error),
+            _ => it.downcast_ref::<draconis_ext::Error>(),
+        };
+        matches!(of_volume, Some(draconis_ext::Error::Corrupt { .. }))
+    };
+    match error.chain().any(is_damage) {
         true => Ok(None),
         false => Err(error),
     }

@@ -153,8 +153,10 @@ fn read_copy(disk: &dyn Disk, block: u64, bytes: u32, group: Option<u32>) -> Opt
     let start = if start == 0 { OFFSET_BYTES } else { start };
     let found = read_bytes(disk, Extent::new(start, LEN_BYTES as u64)).ok()?;
     let raw = RawSuperblock::view(&found).ok()?;
+    // Revision 0 has no number of the group.
+    let named = Some(u32::from(raw.s_block_group_nr.get())).filter(|_| raw.s_rev_level.get() > 0);
     let is_right = block_bytes(raw) == Some(bytes)
-        && group.is_none_or(|group| u32::from(raw.s_block_group_nr.get()) == group)
+        && group.is_none_or(|group| named.is_none_or(|named| named == group))
         && raw.interrupted_change().is_none()
         && raw.check().is_ok();
     is_right.then(|| Backup { raw: raw.clone(), block })

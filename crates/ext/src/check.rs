@@ -193,6 +193,8 @@ pub(crate) struct Check<'a> {
     mends_left: AtomicU64,
     /// Features that inodes need and the superblock does not have.
     missing_features: Mutex<BTreeSet<String>>,
+    /// True after all passes: all that is in use is known.
+    pub(crate) is_complete: bool,
 }
 
 /// Checks the volume on `disk`, which must not be written meanwhile.
@@ -231,6 +233,9 @@ fn check_in_place(
 ) -> Result<Report> {
     examine(disk, raw, replayed, options, progress).map(|(report, _)| report)
 }
+
+/// Damage of pass 0 after which the others go on: they find out what the bitmaps should say.
+const MISPLACED_BITMAPS: [What; 2] = [What::GroupBlockBitmap, What::GroupInodeBitmap];
 
 /// Pass 0: the superblock and the places of all structures.
 pub(crate) struct Pass0<'a> {
@@ -328,13 +333,14 @@ pub(crate) fn check_layout<'a>(
         flagged_values: Mutex::default(),
         mends_left: AtomicU64::new(MAX_MENDED_INODES),
         missing_features: Mutex::default(),
+        is_complete: false,
         raw,
         super_,
     };
     let unsealed;
     (check.groups, unsealed) = layout::read_group_layouts(&check)?;
     check.check_place_of_root()?;
-    let is_damaged = check.problems.is_damaged();
+    let is_damaged = check.problems.is_damaged_beside(&MISPLACED_BITMAPS);
     for group in unsealed {
         check.problems.add(Problem::new(What::GroupChecksum).group(group));
     }
@@ -378,6 +384,7 @@ pub(crate) fn examine<'a>(
     counts::check_link_counts(&check, &connected)?;
     let (used_inodes, used_blocks) = counts::check_bitmaps(&check, &unwritten)?;
     quota::compare_usage(&check)?;
+    check.is_complete = true;
     let directories = directories.len() as u64;
     let full = Report { complete: true, used_inodes, used_blocks, directories, ..empty };
     Ok((build_report(&check.problems, full), Some(check)))

@@ -152,6 +152,9 @@ pub fn plan(
         Ok(partial) if !partial.fixes.is_empty() => partial,
         _ => return Ok(Repair { fixes: vec![], ..whole }),
     };
+    // What is still found was tried, and not fixed.
+    let left: BTreeSet<Problem> = partial.unfixed.iter().cloned().collect();
+    partial.fixes.retain(|it| !left.contains(&it.problem));
     let changed: Arc<dyn Disk> = partial.changes.clone();
     partial.obstacle = match worse::find_worse_file(disk, &changed) {
         Ok(None) => None,
@@ -311,6 +314,8 @@ impl Repair {
             };
             let mut now: Vec<&Problem> = open().filter(|it| it.what.pass() == pass).collect();
             now.retain(|it| !is_decisive || it.is_decisive());
+            // Several pointers of an inode have one wrong value: that is one attempt.
+            now.dedup();
             let quota = |it: &&Problem| it.what == What::Quota;
             if now.iter().all(quota) {
                 later.insert(LaterStep::Quota);
@@ -351,7 +356,11 @@ impl Repair {
                 mended_groups: BTreeSet::new(),
                 fixes: vec![],
             };
-            fixer.fix_pass(pass, &now)?;
+            match fixer.fix_pass(pass, &now) {
+                // The next check says what is left.
+                Err(Error::NoSpace) => log::info!("no free blocks for a fix"),
+                done => done?,
+            }
             let fixes = std::mem::take(&mut fixer.fixes);
             if fixes.is_empty() && self.is_partial && found.is_some() {
                 left.extend(now.into_iter().cloned());
@@ -470,6 +479,18 @@ impl Repair {
     ) -> Result<bool> {
         let Some(step) = later.pop_first() else { return Ok(false) };
         self.mark_clean(options)?;
+        if step == LaterStep::Quota {
+            // No inode has these numbers: there is nothing to remove.
+            superblock::edit(&self.changes, |raw| {
+                let last = raw.s_inodes_count;
+                let all = [
+                    &mut raw.s_usr_quota_inum,
+                    &mut raw.s_grp_quota_inum,
+                    &mut raw.s_prj_quota_inum,
+                ];
+                all.into_iter().filter(|it| it.get() > last.get()).for_each(|it| it.set(0));
+            })?;
+        }
         let features: &[&[&str]] = match step {
             LaterStep::Journal => &[&["has_journal"]],
             LaterStep::OrphanFile => &[&["orphan_file"]],
@@ -478,7 +499,25 @@ impl Repair {
         for features in features {
             let features = features.iter().map(|it| (*it).to_owned()).collect();
             let changes = TuneChanges { features, ..TuneChanges::default() };
-            tune_checked(&**disk, &changes, options.now)?;
+            match tune_checked(&**disk, &changes, options.now) {
+                // The volume can be used without it.
+                Err(OfflineError::NoLogSpace | OfflineError::Misuse(_))
+                    if step != LaterStep::Quota =>
+                {
+                    let (what, action) = match step {
+                        LaterStep::Journal => (
+                            What::JournalInode,
+                            "no free blocks for a new journal: there is none any more",
+                        ),
+                        _ => (
+                            What::OrphanFile,
+                            "no free blocks for a new one: there is none any more",
+                        ),
+                    };
+                    self.note(Problem::new(what), action);
+                }
+                done => done?,
+            }
         }
         Ok(true)
     }

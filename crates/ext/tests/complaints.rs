@@ -258,8 +258,9 @@ fn plant_superblock_and_group_problems(s: &Sound) {
         "journal without feature": [le32(SUPERBLOCK_AT + 0xE0, 8)] => JournalWithoutFeature;
         "no resize_inode": [le32(SUPERBLOCK_AT + 0x5C, compat & !0x10)]
             => ReserveWithoutFeature ResizeInodeWithoutFeature;
-        "block bitmap": [le32(DESCRIPTORS_AT, 1900)] => GroupBlockBitmap;
-        "inode bitmap": [le32(DESCRIPTORS_AT + 4, 99_999)] => GroupInodeBitmap;
+        "block bitmap": [le32(DESCRIPTORS_AT, 1900)] => GroupBlockBitmap GroupFreeBlocks FreeBlocks;
+        "inode bitmap": [le32(DESCRIPTORS_AT + 4, 99_999)]
+            => GroupInodeBitmap BlockFreeButUsed GroupFreeBlocks FreeBlocks;
         "inode table": [le32(DESCRIPTORS_AT + 8, 1500)] => GroupInodeTable;
         "overlap": [le32(DESCRIPTORS_AT + 4, s.le32(DESCRIPTORS_AT))] => GroupOverlap;
         "uninitialised": [le16(DESCRIPTORS_AT + 96 + 0x12, 2)] => GroupUninitialised;

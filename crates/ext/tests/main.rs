@@ -41,6 +41,7 @@ mod power_cuts;
 mod quotas;
 mod read_streams;
 mod repair;
+mod repair_kinds;
 mod requirements;
 mod rescue;
 mod shrink;

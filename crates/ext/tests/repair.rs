@@ -14,7 +14,7 @@ use crate::common::spoil::scaled_rounds;
 use draconis_device::{Disk, Extent, MemoryDisk, Random};
 use draconis_ext::check::{CheckOptions, What, check};
 use draconis_ext::finish_interrupted_change;
-use draconis_ext::repair::{Repair, Verdict, plan, revert};
+use draconis_ext::repair::{Repair, plan, revert};
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk, judge};
 use draconis_types::Block;
 
@@ -393,39 +393,6 @@ fn journal_with_a_hole_is_made_anew() {
         };
         mount(repaired).unwrap();
     }
-}
-
-/// A block in the wrong place of its cluster has no fix; the link count beside it has.
-#[test]
-fn problems_with_a_fix_are_repaired_beside_others() {
-    let source = tempfile::tempdir().unwrap();
-    std::fs::write(source.path().join("letter"), "Dear reader,\n").unwrap();
-    std::fs::write(source.path().join("other"), vec![7; 9000]).unwrap();
-    let features = "bigalloc,^metadata_csum,^resize_inode";
-    let arguments = ["-t", "ext4", "-b", "1024", "-C", "4096", "-O", features];
-    let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
-    let blocks = image.debugfs("blocks /letter").unwrap();
-    let first: u64 = blocks.split_whitespace().next().unwrap().parse().unwrap();
-    image.debugfs_write(&format!("sif /letter block[5] {}", first + 1)).unwrap();
-    image.debugfs_write("sif /other links_count 3").unwrap();
-    let disk: Arc<dyn Disk> = image.memory_disk();
-    let repair = plan(&disk, &repairing::options(), &|_, _| {}).unwrap();
-    assert_eq!(repair.verdict(), Verdict::InPart, "{:?}", repair.unfixed);
-    let kinds = |all: &[draconis_ext::check::Problem]| -> Vec<What> {
-        all.iter().map(|it| it.what).collect()
-    };
-    assert_eq!(kinds(&repair.unfixed), [What::Misaligned]);
-    assert_eq!(repair.fixes.len(), 1);
-    repair.write(&disk, None, None).unwrap();
-    let report = check(&disk, CheckOptions::default(), &|_, _| {}).unwrap();
-    assert_eq!(kinds(&report.problems), [What::Misaligned]);
-    let again = plan(&disk, &repairing::options(), &|_, _| {}).unwrap();
-    assert!(matches!(again.verdict(), Verdict::Left(_)), "{:?}", again.fixes);
-    let volume = draconis_ext::Volume::open(disk, draconis_ext::OpenOptions::default()).unwrap();
-    let other = volume.lookup(volume.root(), b"other").unwrap();
-    let mut bytes = vec![0; 9000];
-    assert_eq!(volume.read_into(other, 0, &mut bytes), Ok(9000));
-    assert!(bytes.iter().all(|byte| *byte == 7) && volume.attributes(other).unwrap().links == 1);
 }
 
 /// Whatever the bytes are: a repair ends, and one that is complete leaves a silent check and

@@ -4,7 +4,7 @@ use draconis_types::FileType;
 use zerocopy::FromBytes;
 
 use super::bit_set::{AtomicBitSet, iter_set_bits};
-use super::layout::{GroupLayout, clusters_in_group, low_bits};
+use super::layout::{GroupLayout, NO_BLOCK, clusters_in_group, low_bits};
 use super::problem::{Problem, What};
 use super::{Check, inodes, prefetch, raw_inode};
 use crate::blocks::role::Role as BlockRole;
@@ -247,6 +247,9 @@ impl<'a> BitmapComparison<'a> {
 
 /// Compares a bitmap with its expected set; returns the number of members here.
 fn compare_bitmap(check: &Check<'_>, side: &BitmapComparison<'_>) -> Result<u64> {
+    if side.bitmap == NO_BLOCK {
+        return Ok(compare_words(check, side, side.bitmap_words(side.set)));
+    }
     let bytes = check.block(side.bitmap, side.role())?;
     let words = || bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
     let what = |of_inodes, of_blocks| if side.inodes { of_inodes } else { of_blocks };

@@ -360,8 +360,8 @@ fn check_fields(
         None if has_contents => 0,
         None => FORMS,
     };
-    // No attribute has a directory as its value.
-    if matches!(kind, Some(FileType::Directory)) {
+    // Only a file is the value of an attribute.
+    if kind != Some(FileType::File) {
         wrong |= flags::EA_INODE;
     }
     // e2fsck trusts such a flag only on a device or pipe that holds nothing but its number.
@@ -493,7 +493,10 @@ fn check_contents(
         walk_map(check, number, raw, &mut claim)?;
     }
     if raw.i_flags.get() & flags::INLINE_DATA != 0 {
-        check_inline_data(check, number, slot, kind);
+        // A reserved inode without a mode has no contents.
+        if kind.is_some() || role != InodeRole::Reserved {
+            check_inline_data(check, number, slot, kind);
+        }
     } else {
         check_size(check, number, raw, kind, &claim)?;
     }

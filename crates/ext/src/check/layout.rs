@@ -15,6 +15,8 @@ use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::units::saturating_usize;
 use crate::{FsBlock, GroupNumber, Result};
 
+/// Place of a bitmap that lies where it cannot: no block has this number.
+pub(crate) const NO_BLOCK: u64 = u64::MAX;
 /// The resize inode, which owns the reserved GDT blocks.
 const RESIZE_INODE: u32 = 7;
 
@@ -155,7 +157,7 @@ pub(super) fn read_group_layouts(check: &Check<'_>) -> Result<(Vec<GroupLayout>,
             bad_checksums.push(group);
         }
     }
-    for (group, place) in (0u32..).zip(&places) {
+    for (group, place) in (0u32..).zip(&mut places) {
         mark_tables(check, group, place);
     }
     if let Some(FsBlock(block)) = check.super_.mmp_block {
@@ -275,8 +277,9 @@ fn descriptor_blocks_in(super_: &Superblock, group: u32, copy: bool) -> u64 {
     u64::from(nth < 2 || nth.saturating_add(1) == per_block)
 }
 
-/// Marks bitmaps and inode table, which must be in range and not overlap.
-fn mark_tables(check: &Check<'_>, group: u32, place: &GroupLayout) {
+/// Marks bitmaps and inode table, which must be in range and not overlap. The passes need no
+/// bitmaps: one out of range is none.
+fn mark_tables(check: &Check<'_>, group: u32, place: &mut GroupLayout) {
     let super_ = &check.super_;
     let table_blocks = u64::from(super_.inode_table_blocks());
     let (first, last) = if super_.incompatible.contains(Incompatible::FLEX_BG) {
@@ -294,6 +297,11 @@ fn mark_tables(check: &Check<'_>, group: u32, place: &GroupLayout) {
         let end = start.saturating_add(count);
         if start < first || end > last {
             check.problems.add(Problem::new(what).group(group).block(start));
+            match what {
+                What::GroupBlockBitmap => place.block_bitmap = NO_BLOCK,
+                What::GroupInodeBitmap => place.inode_bitmap = NO_BLOCK,
+                _ => {}
+            }
             continue;
         }
         let shared = (start..end).filter(|block| mark_metadata(check, *block)).count() as u64;

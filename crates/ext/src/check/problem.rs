@@ -337,6 +337,14 @@ impl ProblemLog {
         self.kept.lock().damaged
     }
 
+    /// Returns true if damage of other kinds was found so far.
+    pub(super) fn is_damaged_beside(&self, kinds: &[What]) -> bool {
+        let log = self.kept.lock();
+        let is_other =
+            |it: &Problem| it.what.severity() == Severity::Damage && !kinds.contains(&it.what);
+        log.suppressed > 0 && log.damaged || log.list.iter().any(is_other)
+    }
+
     /// Takes the problems found so far, in order.
     pub(super) fn take(&self) -> ProblemList {
         let mut kept = std::mem::take(&mut *self.kept.lock());

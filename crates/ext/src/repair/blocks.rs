@@ -1,5 +1,7 @@
 //! Reads, changes and allocation of blocks and inode slots.
 
+use std::ops::Range;
+
 use super::Fixer;
 use crate::check::Check;
 use crate::format::inode::set_checksum;
@@ -18,6 +20,14 @@ impl<'a> Fixer<'a> {
 
     pub(super) fn put(&self, at: u64, bytes: Vec<u8>) -> Result<()> {
         Ok(self.changes.put(FsBlock(at), bytes)?)
+    }
+
+    /// Returns the first block of a cluster that belongs to nothing, and takes it.
+    pub(super) fn allocate_between(&mut self, blocks: Range<u64>) -> Result<u64> {
+        let check = self.check()?;
+        let ratio = usize::try_from(check.super_.cluster_blocks.max(1)).unwrap_or(usize::MAX);
+        let mut firsts = blocks.step_by(ratio);
+        firsts.find(|at| !self.taken.insert(check.cluster_index(*at))).ok_or(Error::NoSpace)
     }
 
     /// Returns `count` blocks that belong to nothing, in whole clusters, and takes them.

@@ -474,9 +474,12 @@ impl Fixer<'_> {
         let check = self.check()?;
         let mut root = self.listing(ROOT)?;
         let is_dir = |it: &&Name| check.inode_states.get(it.inode).is_directory();
-        let mut own = root.names.iter().filter(|it| it.name == LOST_AND_FOUND);
-        if let Some(found) = own.find(is_dir) {
-            return Ok(found.inode);
+        for own in root.names.iter().filter(|it| is_lost_and_found(&it.name)).filter(is_dir) {
+            // In an encrypted one a name needs the key.
+            let mut slot = self.slot(own.inode)?;
+            if InodeSlot::from_bytes(&mut slot)?.flags() & flags::ENCRYPT == 0 {
+                return Ok(own.inode);
+            }
         }
         let number = self.take_inode()?;
         let mut slot = self.empty_slot()?;
@@ -505,6 +508,11 @@ impl Fixer<'_> {
         self.put_slot(ROOT, slot)?;
         Ok(number)
     }
+}
+
+/// Returns true for the name of the directory, or the one that it gets beside an unusable one.
+fn is_lost_and_found(name: &[u8]) -> bool {
+    name == LOST_AND_FOUND || name == with_suffix(LOST_AND_FOUND, 1)
 }
 
 /// Returns true for contents inside the inode.

@@ -26,6 +26,8 @@ use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
 const MAX_SUSPECTED_OVERLAPS: usize = 64;
 /// Fewest blocks of a journal.
 const MIN_JOURNAL_BLOCKS: u64 = 1024;
+/// The two features that say how the descriptors grow.
+const GROWTH_CLASH: &[u8] = b"resize_inode, meta_bg";
 
 impl Fixer<'_> {
     pub(super) fn fix_superblock_and_groups(&mut self, problems: &[&Problem]) -> Result<()> {
@@ -48,9 +50,14 @@ impl Fixer<'_> {
     /// Fixes what the check sees in the superblock alone.
     fn fix_super_alone(&mut self, problem: &Problem) -> Result<()> {
         match problem.what {
-            What::Superblock | What::SuperblockChecksum | What::FeatureClash => {
-                self.fix_superblock(problem)
+            What::FeatureClash => {
+                self.fix_superblock(problem)?;
+                match self.fixes.is_empty() && problem.name.as_deref() == Some(GROWTH_CLASH) {
+                    true => self.fix_super_field(problem),
+                    false => Ok(()),
+                }
             }
+            What::Superblock | What::SuperblockChecksum => self.fix_superblock(problem),
             _ => self.fix_super_field(problem),
         }
     }
@@ -80,6 +87,15 @@ impl Fixer<'_> {
                     false => "the superblock names inode 8",
                 };
                 self.done(problem, action);
+            }
+            What::FeatureClash => {
+                // As e2fsck decides.
+                let feature = Feature::C(Compatible::RESIZE_INODE);
+                self.edit_super(|raw| {
+                    feature.set(raw, false);
+                    raw.s_reserved_gdt_blocks.set(0);
+                })?;
+                self.done(problem, "the feature resize_inode is removed");
             }
             What::FeatureLost => {
                 let name = problem.name.as_deref().and_then(|name| std::str::from_utf8(name).ok());
@@ -275,6 +291,10 @@ impl Fixer<'_> {
                 initialise(own);
             })?;
             self.done(problem, "the places are those that follow from the others");
+        } else if check.is_complete
+            && matches!(problem.what, What::GroupBlockBitmap | What::GroupInodeBitmap)
+        {
+            self.move_bitmap(problem, group)?;
         } else {
             return Ok(false);
         }
@@ -300,6 +320,29 @@ impl Fixer<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Gives a bitmap a block of its own: what it should say is found anew.
+    fn move_bitmap(&mut self, problem: &Problem, group: u32) -> Result<()> {
+        let super_ = &self.check()?.super_;
+        let start = super_.group_start(GroupNumber(group)).0;
+        let end = start.saturating_add(super_.blocks_per_group.into()).min(super_.blocks);
+        let in_group = self.allocate_between(start..end);
+        let at = match in_group {
+            Err(Error::NoSpace) if super_.incompatible.contains(Incompatible::FLEX_BG) => {
+                self.allocate(1)?.first().copied().ok_or(Error::NoSpace)?
+            }
+            found => found?,
+        };
+        self.edit_group(group, |own| {
+            match problem.what {
+                What::GroupInodeBitmap => own.inode_bitmap = FsBlock(at),
+                _ => own.block_bitmap = FsBlock(at),
+            }
+            initialise(own);
+        })?;
+        self.done(problem, "the bitmap gets another block, and says what is in use");
+        Ok(())
     }
 
     /// Returns how many inodes at the end of a group's table were never used. An earlier format may

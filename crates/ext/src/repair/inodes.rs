@@ -3,19 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use draconis_types::FileType;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::Fixer;
 use crate::check::inodes::{InodeRole, forbidden_flags};
 use crate::check::raw_inode::{inode_size, is_fast_symlink};
+use crate::check::xattrs::inline_data_value;
 use crate::check::{Problem, What};
-use crate::format::features::ReadOnlyCompatible;
+use crate::dir::broken_chain::parse;
+use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::inline::POINTER_BYTES;
 use crate::format::inode::{RawInode, fast_symlink_pointers, flags};
 use crate::format::inode_slot::InodeSlot;
+use crate::format::requirements::Feature;
 use crate::format::xattr::edit::{read_block, read_body};
 use crate::format::xattr::{NewXattr, encode_block, encode_list, refcount};
-use crate::format::{put16, witness, xattr};
+use crate::format::{extent, put16, witness, xattr};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, InodeNumber, Result};
 
@@ -38,6 +41,7 @@ struct InodeWork {
     shared: BTreeSet<u64>,
     rebuilds_map: bool,
     clears: bool,
+    has_new_size: bool,
     /// True for a directory that loses its hash tree.
     rebuilds_directory: bool,
 }
@@ -67,7 +71,16 @@ impl Fixer<'_> {
         let used = (1..=self.check()?.super_.inodes)
             .filter(|number| self.check.is_some_and(|it| it.inode_states.get(*number).is_used()))
             .count();
-        if by_inode.len() > MAX_DAMAGED_INODES && by_inode.len() > used / 2 {
+        // A broken list of orphans reaches many inodes that are whole.
+        let of_orphans = [
+            What::InOrphanList,
+            What::OnOrphanList,
+            What::DeletedWithoutTime,
+            What::UsedWithDeletionTime,
+        ];
+        let is_damaged = |all: &&Vec<&Problem>| all.iter().any(|it| !of_orphans.contains(&it.what));
+        let damaged = by_inode.values().filter(is_damaged).count();
+        if damaged > MAX_DAMAGED_INODES && damaged > used / 2 {
             // That is no table of inodes, or not at this place.
             return Ok(());
         }
@@ -158,6 +171,7 @@ impl Fixer<'_> {
         let wrong = forbidden_flags(check, role, number, slot);
         let (raw, _) = RawInode::mut_from_prefix(slot).map_err(|_| Error::corrupt("inode"))?;
         let expected = problem.expected;
+        let is_directory = raw.i_mode.get() & 0o170_000 == 0o040_000;
         Ok(Some(match problem.what {
             What::InodeChecksum if problem.name.is_some() => {
                 let mended = witness::mend_inode(slot, InodeNumber(number), &check.super_);
@@ -222,8 +236,7 @@ impl Fixer<'_> {
                     None => raw.i_flags.get() & !wrong,
                 };
                 let lost = raw.i_flags.get() & !kept;
-                let is_dir = raw.i_mode.get() & 0o170_000 == 0o040_000;
-                work.rebuilds_directory |= lost & flags::INDEX != 0 && is_dir && is_plain;
+                work.rebuilds_directory |= lost & flags::INDEX != 0 && is_directory && is_plain;
                 let is_set = kept & !raw.i_flags.get() != 0;
                 raw.i_flags.set(kept);
                 if is_set { "the flag is set" } else { "the flags are cleared" }
@@ -251,6 +264,10 @@ impl Fixer<'_> {
                 slot.get_mut(from..).unwrap_or_default().fill(0);
                 "the attributes inside the inode are cleared"
             }
+            What::SpecialSize if self.has_own_names(number, raw)? => {
+                raw.i_mode.set(raw.i_mode.get() & 0o7777 | 0o040_000);
+                "the mode is that of a directory, as its block says"
+            }
             What::SpecialSize => {
                 raw.i_size_lo.set(0);
                 raw.i_size_high.set(0);
@@ -258,10 +275,14 @@ impl Fixer<'_> {
             }
             What::Symlink => {
                 match self.symlink_target(number, slot)? {
-                    Some(target) => self.set_symlink(slot, &target)?,
+                    Some(target) => self.set_symlink(number, slot, &target)?,
                     None => work.clears = true,
                 }
                 if work.clears { "the link is cleared" } else { "the size is the target's" }
+            }
+            What::Size if expected == Some(0) && is_directory => {
+                work.clears = true;
+                "the directory without a block is cleared"
             }
             What::Size if problem.found == expected => {
                 // The last block lies where no file reaches.
@@ -274,11 +295,7 @@ impl Fixer<'_> {
             }
             What::Size => {
                 let Some(expected) = expected else { return Ok(None) };
-                if raw.i_mode.get() & 0o170_000 == 0o040_000 && expected == 0 {
-                    // A directory without a block.
-                    work.clears = true;
-                    return Ok(Some("the directory without a block is cleared"));
-                }
+                work.has_new_size = true;
                 InodeSlot::from_bytes(slot)?.set_size(expected);
                 "the size is set"
             }
@@ -300,14 +317,25 @@ impl Fixer<'_> {
                 raw.i_flags.set(raw.i_flags.get() | flags::EXTENTS);
                 "the flag is set"
             }
-            What::InMetadata | What::ClaimedTwice if !is_plain => return Ok(None),
-            What::InMetadata | What::ClaimedTwice => {
+            What::InMetadata | What::ClaimedTwice | What::Misaligned if !is_plain => {
+                return Ok(None);
+            }
+            What::InMetadata | What::ClaimedTwice | What::Misaligned => {
                 work.shared.extend(problem.block.map(|block| block.0));
                 work.rebuilds_map = true;
                 "the block is copied"
             }
             What::AttributeBlock => {
-                InodeSlot::from_bytes(slot)?.set_xattr_block(0);
+                let has_ea_inodes = check.super_.incompatible.contains(Incompatible::EA_INODE);
+                let is_target = raw.i_mode.get() & 0o170_000 == 0o120_000
+                    && is_fast_symlink(check, raw)
+                    && !has_ea_inodes;
+                let mut it = InodeSlot::from_bytes(slot)?;
+                it.set_xattr_block(0);
+                if is_target {
+                    // A count tells readers that the target is outside.
+                    it.set_sectors(0);
+                }
                 "the inode has no block of attributes any more"
             }
             What::AttributeChecksum => {
@@ -338,12 +366,16 @@ impl Fixer<'_> {
                 raw.i_flags.set(raw.i_flags.get() | flags::INLINE_DATA);
                 "the flag is set"
             }
-            What::InlineData => {
-                if !empty_inline_value(slot)? {
-                    return Ok(None);
+            What::InlineData | What::AttributesInInode => {
+                match renew_inline_value(slot)? {
+                    true => {}
+                    false if is_directory && is_plain => work.rebuilds_directory = true,
+                    false => return Ok(None),
                 }
                 "what is in the inode itself is kept"
             }
+            // The size is one of the problems.
+            What::LargeFileFeature if work.has_new_size => return Ok(None),
             What::LargeFileFeature => {
                 self.edit_super(|raw| {
                     let all = raw.s_feature_ro_compat.get() | ReadOnlyCompatible::LARGE_FILE.bits();
@@ -353,6 +385,17 @@ impl Fixer<'_> {
             }
             _ => return Ok(None),
         }))
+    }
+
+    /// Returns true if the first block of an inode begins with the entry `.` of a directory, its own.
+    fn has_own_names(&self, number: u32, raw: &RawInode) -> Result<bool> {
+        let [first, ..] = raw.i_block.map(|word| u64::from(word.get()));
+        let check = self.check()?;
+        if !check.is_valid_block(first) || check.metadata.contains(check.block_index(first)) {
+            return Ok(false);
+        }
+        let found = parse(&self.block(first)?, 0).map(|(inode, name, _)| (inode, name == b"."));
+        Ok(found == Some((number, true)))
     }
 
     /// Removes the attributes whose value is in inode `value`; returns false if there are none.
@@ -381,14 +424,19 @@ impl Fixer<'_> {
         Ok(true)
     }
 
-    /// Returns the target of a symbolic link up to its first NUL, if there is one.
+    /// Returns the target of a symbolic link as readers see it: up to its size or its first NUL.
     fn symlink_target(&self, number: u32, slot: &[u8]) -> Result<Option<Vec<u8>>> {
         let check = self.check()?;
         let (raw, _) = RawInode::ref_from_prefix(slot).map_err(|_| Error::corrupt("inode"))?;
         if raw.i_flags.get() & (flags::ENCRYPT | flags::INLINE_DATA) != 0 {
             return Ok(None);
         }
-        let bytes = if is_fast_symlink(check, raw) {
+        // A flag alone makes no tree of a target.
+        let mut plain = raw.clone();
+        let is_tree = raw.i_flags.get() & flags::EXTENTS != 0
+            && extent::ExtentNode::check(raw.i_block.as_bytes(), None).is_ok();
+        plain.i_flags.set(raw.i_flags.get() & !flags::EXTENTS);
+        let bytes = if !is_tree && is_fast_symlink(check, &plain) {
             raw.i_block.map(|word| word.get().to_le_bytes()).as_flattened().to_vec()
         } else {
             match self.runs(number, slot)?.as_slice() {
@@ -396,12 +444,22 @@ impl Fixer<'_> {
                 _ => vec![],
             }
         };
-        let len = bytes.iter().position(|byte| *byte == 0).filter(|len| *len > 0);
-        Ok(len.and_then(|len| bytes.get(..len)).map(<[u8]>::to_vec))
+        let end = bytes.iter().position(|byte| *byte == 0);
+        let len = end.unwrap_or_else(|| saturating_usize(inode_size(raw)));
+        let target = bytes.get(..len).filter(|target| target.len() < bytes.len());
+        Ok(target.filter(|target| !target.is_empty()).map(<[u8]>::to_vec))
     }
 
     /// Sets the target, which may move into the inode if it became short.
-    fn set_symlink(&self, slot: &mut [u8], target: &[u8]) -> Result<()> {
+    fn set_symlink(&self, number: u32, slot: &mut [u8], target: &[u8]) -> Result<()> {
+        if fast_symlink_pointers(target).is_none()
+            && let Some(run) = self.runs(number, slot)?.first()
+        {
+            // Readers expect a NUL behind it.
+            let mut bytes = self.block(run.start)?;
+            bytes.get_mut(target.len()..).unwrap_or_default().fill(0);
+            self.put(run.start, bytes)?;
+        }
         let mut it = InodeSlot::from_bytes(slot)?;
         it.set_size(target.len() as u64);
         if let Some(pointers) = fast_symlink_pointers(target) {
@@ -483,7 +541,11 @@ impl Fixer<'_> {
                     let Some(names) = problem.expected else { continue };
                     let is_dir = self.check()?.inode_states.get(number).is_directory();
                     let links = match names {
-                        LINK_MAX.. if is_dir => 1,
+                        LINK_MAX.. if is_dir => {
+                            let feature = Feature::R(ReadOnlyCompatible::DIR_NLINK);
+                            self.edit_super(|raw| feature.set(raw, true))?;
+                            1
+                        }
                         names => u16::try_from(names).unwrap_or(u16::MAX),
                     };
                     self.edit_slot(number, |it| it.set_links(links))?;
@@ -525,13 +587,17 @@ pub(super) fn set_inline_list(it: &mut InodeSlot<'_>, list: &[NewXattr]) {
     }
 }
 
-/// Gives an inode with contents inside, of which the second part is missing, an empty one; returns
-/// false if it has no room.
-fn empty_inline_value(slot: &mut [u8]) -> Result<bool> {
+/// Gives an inode with contents inside their second part anew, as far as it can be read, and empty
+/// without; returns false if it has no room.
+fn renew_inline_value(slot: &mut [u8]) -> Result<bool> {
+    let (raw, _) = RawInode::ref_from_prefix(slot).map_err(|_| Error::corrupt("inode"))?;
+    let outside = inode_size(raw).saturating_sub(POINTER_BYTES as u64);
+    let mut value = inline_data_value(slot).unwrap_or_default().to_vec();
+    value.truncate(saturating_usize(outside));
     let mut it = InodeSlot::from_bytes(slot)?;
     let mut list = read_body(it.inline_xattrs()).unwrap_or_default();
     list.retain(|it| !it.is_inline_data());
-    list.insert(0, NewXattr::from_inline_data(&[]));
+    list.insert(0, NewXattr::from_inline_data(&value));
     let needed = list.iter().map(NewXattr::entry_and_value_bytes).fold(4, usize::saturating_add);
     if needed > it.xattr_capacity() {
         return Ok(false);
@@ -539,7 +605,7 @@ fn empty_inline_value(slot: &mut [u8]) -> Result<bool> {
     set_inline_list(&mut it, &list);
     let is_file = FileType::from_mode(it.mode().into()) == Some(FileType::File);
     let (raw, _) = RawInode::ref_from_prefix(slot).map_err(|_| Error::corrupt("inode"))?;
-    let inside = POINTER_BYTES as u64;
+    let inside = (POINTER_BYTES as u64).saturating_add(value.len() as u64);
     let size = if is_file { inode_size(raw).min(inside) } else { inside };
     InodeSlot::from_bytes(slot)?.set_size(size);
     Ok(true)

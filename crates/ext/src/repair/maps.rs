@@ -31,6 +31,14 @@ pub(super) struct MappedRun {
     pub(super) unwritten: bool,
 }
 
+impl MappedRun {
+    /// Iterates over the blocks: in the file and in the volume.
+    fn blocks(&self) -> impl Iterator<Item = (u32, u64)> + use<> {
+        let Self { from, start, blocks, .. } = *self;
+        (0..blocks).map(move |nth| (from.saturating_add(nth), start.saturating_add(nth.into())))
+    }
+}
+
 /// The valid runs of a map, up to a number of blocks.
 struct RunCollector {
     runs: Vec<MappedRun>,
@@ -162,7 +170,8 @@ impl Fixer<'_> {
         Ok(root)
     }
 
-    /// Builds the map of an inode anew; `shared` blocks are copied to new ones.
+    /// Builds the map of an inode anew. What lies in a cluster of the `shared` blocks or of metadata
+    /// is copied, with all that the file has beside it: a cluster holds blocks of one place.
     pub(super) fn rebuild_map(
         &mut self,
         number: u32,
@@ -170,25 +179,45 @@ impl Fixer<'_> {
         shared: &BTreeSet<u64>,
     ) -> Result<()> {
         let check = self.check()?;
+        let ratio = check.super_.cluster_blocks.max(1);
+        let place_of = |from: u32| {
+            let within = from.checked_rem(ratio).unwrap_or(0);
+            (from.saturating_sub(within), u64::from(within))
+        };
+        let shared: BTreeSet<u64> = shared.iter().map(|at| check.cluster_index(*at)).collect();
+        let old = self.runs(number, slot)?;
+        // New clusters, by the first block of the file in them.
+        let mut copies: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut last = None;
+        for (from, at) in old.iter().flat_map(MappedRun::blocks) {
+            let (first, within) = place_of(from);
+            let cluster = check.cluster_index(at);
+            let is_split = last.is_some_and(|(it, other)| it == first && other != cluster);
+            last = Some((first, cluster));
+            let is_aligned = check.block_index(at).checked_rem(ratio.into()) == Some(within);
+            if is_split
+                || !is_aligned
+                || shared.contains(&cluster)
+                || check.metadata.contains(check.block_index(at))
+            {
+                copies.insert(first, 0);
+            }
+        }
+        for new in copies.values_mut() {
+            *new = self.allocate(1)?.first().copied().ok_or(Error::NoSpace)?;
+        }
         let mut runs = vec![];
-        for run in self.runs(number, slot)? {
-            for nth in 0..run.blocks {
-                let old = run.start.saturating_add(nth.into());
-                let is_shared =
-                    shared.contains(&old) || check.metadata.contains(check.block_index(old));
-                let start = match is_shared {
-                    true if check.super_.cluster_blocks > 1 => {
-                        let feature = "copies of single blocks of a cluster (bigalloc)".to_owned();
-                        return Err(Error::Unsupported { feature });
-                    }
-                    true => {
-                        let new = self.allocate(1)?.first().copied().ok_or(Error::NoSpace)?;
-                        self.put(new, self.block(old)?)?;
+        for run in &old {
+            for (from, at) in run.blocks() {
+                let (first, within) = place_of(from);
+                let start = match copies.get(&first) {
+                    Some(new) => {
+                        let new = new.saturating_add(within);
+                        self.put(new, self.block(at)?)?;
                         new
                     }
-                    false => old,
+                    None => at,
                 };
-                let from = run.from.saturating_add(nth);
                 match runs.last_mut() {
                     Some(MappedRun { from: first, start: to, blocks, unwritten })
                         if first.saturating_add(*blocks) == from

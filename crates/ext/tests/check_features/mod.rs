@@ -7,7 +7,7 @@ mod bits;
 mod changes;
 mod parts;
 mod plants;
-mod repairs;
+pub mod repairs;
 
 use std::path::Path;
 use std::process::Command;
