@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use draconis_types::Refusal;
+use draconis_types::{DiskError, Refusal};
 
 use crate::{FsBlock, InodeNumber};
 
@@ -33,7 +33,7 @@ pub enum Error {
     },
     /// The device failed.
     #[error(transparent)]
-    Io(#[from] draconis_device::Error),
+    Io(#[from] DiskError),
     /// The name or inode does not exist.
     #[error("no such file or directory")]
     NotFound,
@@ -122,7 +122,7 @@ impl Error {
             Self::Misuse(_) | Self::NotExt => Refusal::Invalid,
             Self::Unsupported { .. } => Refusal::NotSupported,
             Self::Corrupt { .. } => Refusal::Corrupt,
-            Self::Io(draconis_device::Error::ServiceEnded) => Refusal::Gone,
+            Self::Io(DiskError::ServiceEnded) => Refusal::Gone,
             Self::Io(_) => Refusal::Io,
             Self::NotFound => Refusal::NotFound,
             Self::NotADirectory => Refusal::NotADirectory,

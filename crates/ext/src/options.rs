@@ -43,14 +43,3 @@ pub struct WriteOptions {
     /// True if freed blocks are discarded on the disk, once their free is durable.
     pub discard: bool,
 }
-
-/// Precondition for setting an extended attribute.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum XattrSet {
-    /// No precondition.
-    Any,
-    /// The attribute must not exist.
-    Create,
-    /// The attribute must exist.
-    Replace,
-}

@@ -295,6 +295,17 @@ fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
     found.filter(|(_, suffix)| suffix.len() <= 255)
 }
 
+/// Precondition for setting an extended attribute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum XattrSet {
+    /// No precondition.
+    Any,
+    /// The attribute must not exist.
+    Create,
+    /// The attribute must exist.
+    Replace,
+}
+
 /// An attribute to write: name index and suffix, and the stored value.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NewXattr {

@@ -8,11 +8,10 @@
 //! Law: valid but unknown attributes are preserved byte for byte.
 
 use super::{
-    BLOCK_HEAD_BYTES, ENTRY_BYTES, EaInodeRef, MAGIC, NewXattr, block_capacity, encode_block,
-    encode_entries, split_name,
+    BLOCK_HEAD_BYTES, ENTRY_BYTES, EaInodeRef, MAGIC, NewXattr, XattrSet, block_capacity,
+    encode_block, encode_entries, split_name,
 };
 use crate::format::{le16, le32};
-use crate::options::XattrSet;
 use crate::{Error, InodeNumber, Result};
 
 /// Attribute lists to write.
