@@ -27,7 +27,6 @@ pub(crate) use blocks::AllocationRequest;
 use crate::blocks::BlockStore;
 use crate::blocks::role::Role;
 use crate::format::bitmap::{self, BitRun, Bitmap};
-use crate::format::features::Incompatible;
 use crate::format::group;
 use crate::format::superblock::Superblock;
 use crate::units::{saturating_u32, saturating_usize};
@@ -476,42 +475,4 @@ fn round_to_clusters(ranges: Vec<(u64, u64)>, cluster_blocks: u64) -> Vec<(u64, 
     }
     out.shrink_to_fit();
     out
-}
-
-impl Superblock {
-    /// Returns the number of blocks at the start of a group for the superblock, the descriptors and
-    /// the reserved GDT blocks.
-    #[allow(clippy::arithmetic_side_effects, reason = "a block holds at least one descriptor")]
-    pub(crate) fn base_meta_blocks(&self, group: GroupNumber) -> u64 {
-        let copy = u64::from(self.has_superblock(group));
-        let per_block = self.descriptors_per_block();
-        let is_meta = self.incompatible.contains(Incompatible::META_BG)
-            && group.0 / per_block >= self.first_meta_group;
-        if is_meta {
-            // A meta group has its descriptors in its first two groups and its last.
-            let in_meta = group.0 % per_block;
-            let table = u64::from(in_meta < 2 || in_meta == per_block.saturating_sub(1));
-            return self.blocks_before_super(group).saturating_add(copy).saturating_add(table);
-        }
-        let table = match self.incompatible.contains(Incompatible::META_BG) {
-            true => self.first_meta_group.min(self.descriptor_blocks()),
-            false => self.descriptor_blocks(),
-        };
-        let before = self.blocks_before_super(group);
-        copy.saturating_mul(
-            before
-                .saturating_add(1)
-                .saturating_add(table.into())
-                .saturating_add(self.reserved_descriptor_blocks.into()),
-        )
-    }
-
-    /// Returns the blocks of a group before its superblock: with clusters of small blocks, group 0
-    /// begins with the boot block.
-    fn blocks_before_super(&self, group: GroupNumber) -> u64 {
-        match group.0 {
-            0 => self.location().0.0.saturating_sub(self.first_data_block.into()),
-            _ => 0,
-        }
-    }
 }

@@ -19,6 +19,7 @@ pub mod dir_tail;
 pub mod dirent;
 pub mod extent;
 pub mod features;
+mod geometry;
 pub mod group;
 pub mod hash;
 pub mod htree;

@@ -22,13 +22,11 @@ mod replayed_disk;
 pub(crate) mod transaction_layout;
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent};
 
 use crate::blocks::uncached::{read_bytes, read_superblock};
-use crate::format::features::Compatible;
 use crate::format::group::GroupDescriptor;
 use crate::format::superblock::Superblock;
 use crate::units::saturating_u32;
@@ -148,22 +146,6 @@ fn count_free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
     }
     let blocks = blocks.saturating_mul(super_.cluster_blocks.into());
     Some((blocks.min(super_.blocks), inodes.min(super_.inodes.into())))
-}
-
-impl Superblock {
-    /// Returns device number and UUID of an external journal, as Linux formats them. Without the
-    /// feature of a journal the field means nothing.
-    pub fn external_journal(&self) -> Option<String> {
-        let has_journal = self.compatible.contains(Compatible::HAS_JOURNAL);
-        let device = Some(self.journal_device).filter(|device| *device != 0 && has_journal)?;
-        let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);
-        let mut uuid = String::new();
-        for (nth, byte) in self.journal_uuid.iter().enumerate() {
-            let hyphen = if matches!(nth, 4 | 6 | 8 | 10) { "-" } else { "" };
-            let _ = write!(uuid, "{hyphen}{byte:02x}");
-        }
-        Some(format!("device {major}:{minor}, UUID {uuid}"))
-    }
 }
 
 /// Returns the error for a volume whose journal is needed and cannot be used.

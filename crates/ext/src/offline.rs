@@ -486,43 +486,6 @@ pub(crate) fn inode_location(
     Ok((table.offset(at / block_bytes), saturating_usize(at % block_bytes)))
 }
 
-impl Superblock {
-    /// Rounds blocks of a file up to whole clusters.
-    pub(crate) fn blocks_to_clusters(&self, blocks: u64) -> u64 {
-        blocks.next_multiple_of(self.cluster_blocks.into())
-    }
-
-    /// Returns the blocks that hold descriptor block `nth`: the primary and its copies.
-    pub(crate) fn descriptor_locations(&self, nth: u32) -> Vec<FsBlock> {
-        let per_block = self.descriptors_per_block();
-        let first = nth.saturating_mul(per_block);
-        let is_spread = self.incompatible.contains(Incompatible::META_BG);
-        let meta = is_spread && nth >= self.first_meta_group;
-        let behind_super = |group: GroupNumber| {
-            let has_super = u64::from(self.has_superblock(group));
-            match group.0 {
-                0 => self.location().0.offset(1),
-                _ => self.group_start(group).offset(has_super),
-            }
-        };
-        if meta {
-            let last = first.saturating_add(per_block).saturating_sub(1);
-            let mut groups = vec![first, first.saturating_add(1), last];
-            groups.sort_unstable();
-            groups.dedup();
-            groups.retain(|group| *group < self.groups && *group <= last);
-            return groups.into_iter().map(|group| behind_super(GroupNumber(group))).collect();
-        }
-        // Groups under `meta_bg` keep no copies of the contiguous descriptor blocks.
-        let end = match is_spread {
-            true => self.first_meta_group.saturating_mul(per_block).min(self.groups),
-            false => self.groups,
-        };
-        let groups = (0..end).map(GroupNumber).filter(|group| self.has_superblock(*group));
-        groups.map(|group| behind_super(group).offset(nth.into())).collect()
-    }
-}
-
 /// Refuses volumes that offline changes do not support; `change` names the change in the error.
 fn check_changeable(disk: &dyn Disk, super_: &Superblock, change: &str) -> Result<()> {
     let unsupported =

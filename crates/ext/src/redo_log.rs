@@ -24,7 +24,6 @@ use zerocopy::IntoBytes;
 
 use crate::blocks::uncached::{read_bytes, read_raw_superblock, write_of};
 use crate::format::checksum::Checksum;
-use crate::format::features::Incompatible;
 use crate::format::superblock::{OFFSET_BYTES, RawSuperblock};
 use crate::format::{le32, put32};
 use crate::units::{saturating_u32, saturating_usize};
@@ -424,25 +423,6 @@ fn parse_index_block(block: &[u8]) -> Option<(u64, Vec<(u64, u64)>)> {
     let entry = |at: usize| Some((le64(at)?, le64(at.checked_add(8)?)?));
     let all: Option<Vec<_>> = places.map(|at| entry(at?)).collect();
     is_whole.then_some((le64(8)?, all?))
-}
-
-impl RawSuperblock {
-    /// Marks the superblock as being changed, with a redo log whose index begins at block `head`.
-    pub(crate) fn set_change_marker(&mut self, head: u64) {
-        // Valid on any revision: step 5 restores the old fields.
-        let flag = Incompatible::UNFINISHED.bits();
-        self.s_feature_incompat.set(self.s_feature_incompat.get() | flag);
-        let [_, _, low, high, _] = &mut self.s_snapshot;
-        low.set(crate::format::low32(head));
-        high.set(crate::format::low32(head >> 32));
-    }
-
-    /// Returns the first index block of an interrupted change, if there is one.
-    pub(crate) fn interrupted_change(&self) -> Option<u64> {
-        let [_, _, low, high, _] = &self.s_snapshot;
-        let head = u64::from(low.get()) | u64::from(high.get()) << 32;
-        (self.s_feature_incompat.get() & Incompatible::UNFINISHED.bits() != 0).then_some(head)
-    }
 }
 
 /// Returns a write of the superblock sector at byte `from`.

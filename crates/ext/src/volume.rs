@@ -16,7 +16,6 @@ use draconis_types::lock::RecursiveReadGuard;
 
 use crate::blocks::DeviceStatistics;
 use crate::cache::CacheStatistics;
-use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{Superblock, Timestamps};
 use crate::options::OpenOptions;
 use crate::reader::VolumeReader;
@@ -278,33 +277,6 @@ impl Volume {
             data: self.reader.store.cache_statistics(),
             device: self.reader.store.device_statistics(),
         }
-    }
-}
-
-impl Superblock {
-    /// Returns true if the volume has multi-mount protection.
-    pub(crate) fn has_mmp(&self) -> bool {
-        self.incompatible.contains(Incompatible::MMP)
-    }
-
-    /// Returns the reason why the features forbid writing, if any; `is_claimed` says that this host
-    /// holds the MMP claim.
-    pub(crate) fn read_only_reason(&self, is_claimed: bool) -> Option<String> {
-        let mut writable = Incompatible::WRITABLE | Incompatible::RECOVER;
-        if is_claimed {
-            writable |= Incompatible::MMP;
-        }
-        let mut unknown = self.incompatible.difference(writable).names();
-        unknown.extend(self.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
-        // Only a mount renews the MMP claim.
-        let next = match self.has_mmp() && !is_claimed {
-            true => {
-                "; a mount can write it, or where one host alone uses the volume, \
-                     `tune2fs -O ^mmp` takes mmp away"
-            }
-            false => "",
-        };
-        (!unknown.is_empty()).then(|| format!("writing needs: {}{next}", unknown.join(", ")))
     }
 }
 

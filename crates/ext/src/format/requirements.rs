@@ -6,7 +6,9 @@
 use std::fmt;
 
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use super::superblock::{FIRST_INODE_OF_REVISION_0, INODE_BYTES_OF_REVISION_0, RawSuperblock};
+use super::superblock::{
+    FIRST_INODE_OF_REVISION_0, INODE_BYTES_OF_REVISION_0, RawSuperblock, Superblock,
+};
 
 /// A feature of one of the three sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -171,5 +173,27 @@ impl fmt::Display for FeatureRule {
             Without(other) => write!(f, "{feature} needs ^{other}"),
             InodeBytes(least) => write!(f, "{feature} needs inodes of {least} bytes (-I)"),
         }
+    }
+}
+
+impl Superblock {
+    /// Returns the reason why the features forbid writing, if any; `is_claimed` says that this host
+    /// holds the MMP claim.
+    pub(crate) fn read_only_reason(&self, is_claimed: bool) -> Option<String> {
+        let mut writable = Incompatible::WRITABLE | Incompatible::RECOVER;
+        if is_claimed {
+            writable |= Incompatible::MMP;
+        }
+        let mut unknown = self.incompatible.difference(writable).names();
+        unknown.extend(self.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
+        // Only a mount renews the MMP claim.
+        let next = match self.has_mmp() && !is_claimed {
+            true => {
+                "; a mount can write it, or where one host alone uses the volume, \
+                     `tune2fs -O ^mmp` takes mmp away"
+            }
+            false => "",
+        };
+        (!unknown.is_empty()).then(|| format!("writing needs: {}{next}", unknown.join(", ")))
     }
 }

@@ -3,6 +3,7 @@
 //! All numbers that the crate computes with are checked once: a [`Superblock`] has a block size of
 //! 1 to 64 KiB, groups that are not empty, and inodes that fit their blocks.
 
+use std::fmt::Write;
 use std::mem::offset_of;
 
 use draconis_types::Time;
@@ -737,12 +738,50 @@ impl Superblock {
         let bytes = u64::from(self.inodes_per_group).saturating_mul(u64::from(self.inode_bytes));
         crate::units::saturating_u32(bytes.div_ceil(u64::from(self.block_bytes)))
     }
+
+    /// Returns true if the volume has multi-mount protection.
+    pub(crate) fn has_mmp(&self) -> bool {
+        self.incompatible.contains(Incompatible::MMP)
+    }
+
+    /// Returns device number and UUID of an external journal, as Linux formats them. Without the
+    /// feature of a journal the field means nothing.
+    pub fn external_journal(&self) -> Option<String> {
+        let has_journal = self.compatible.contains(Compatible::HAS_JOURNAL);
+        let device = Some(self.journal_device).filter(|device| *device != 0 && has_journal)?;
+        let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);
+        let mut uuid = String::new();
+        for (nth, byte) in self.journal_uuid.iter().enumerate() {
+            let hyphen = if matches!(nth, 4 | 6 | 8 | 10) { "-" } else { "" };
+            let _ = write!(uuid, "{hyphen}{byte:02x}");
+        }
+        Some(format!("device {major}:{minor}, UUID {uuid}"))
+    }
 }
 
-#[cfg(test)]
-mod tests;
+impl RawSuperblock {
+    /// Marks the superblock as being changed, with a redo log whose index begins at block `head`.
+    pub(crate) fn set_change_marker(&mut self, head: u64) {
+        // Valid on any revision: step 5 restores the old fields.
+        let flag = Incompatible::UNFINISHED.bits();
+        self.s_feature_incompat.set(self.s_feature_incompat.get() | flag);
+        let [_, _, low, high, _] = &mut self.s_snapshot;
+        low.set(super::low32(head));
+        high.set(super::low32(head >> 32));
+    }
+
+    /// Returns the first index block of an interrupted change, if there is one.
+    pub(crate) fn interrupted_change(&self) -> Option<u64> {
+        let [_, _, low, high, _] = &self.s_snapshot;
+        let head = u64::from(low.get()) | u64::from(high.get()) << 32;
+        (self.s_feature_incompat.get() & Incompatible::UNFINISHED.bits() != 0).then_some(head)
+    }
+}
 
 /// Converts a time to the 32-bit seconds of superblocks and deletion times.
 pub(crate) fn to_disk_seconds(time: Time) -> u32 {
     u32::try_from(time.seconds).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests;
