@@ -14,7 +14,8 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("exchange", &["types"]),
     ("device", &["exchange", "types"]),
     ("container", &["device", "types"]),
-    ("ext", &["device", "types"]),
+    ("ext-format", &["types"]),
+    ("ext", &["device", "ext-format", "types"]),
     ("objects", &["device", "types"]),
     ("bucket", &["device", "types"]),
     ("nbd", &["device", "types"]),
@@ -130,7 +131,7 @@ fn every_dependency_has_a_permissive_licence() {
 }
 
 /// Published crates.
-const PUBLISHED_CRATES: &[&str] = &["types", "exchange", "device", "ext", "objects"];
+const PUBLISHED_CRATES: &[&str] = &["types", "exchange", "device", "ext-format", "ext", "objects"];
 
 #[test]
 fn published_crates_have_metadata_and_published_dependencies() {

@@ -69,10 +69,8 @@ mod change_record;
 pub mod check;
 mod commit;
 mod dir;
-mod error;
 mod file;
 mod filesystem;
-pub mod format;
 pub mod grow;
 mod inline;
 mod journal;
@@ -99,12 +97,17 @@ mod testing;
 mod transaction;
 pub mod tune;
 pub mod undelete;
-mod units;
 mod volume;
 mod write_context;
 mod xattr;
 
 pub use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
+pub use draconis_ext_format as format;
+use draconis_ext_format::units;
+pub use draconis_ext_format::{
+    Error, FileBlock, FileId, FsBlock, GroupNumber, InodeNumber, Result, inode::Inode,
+    xattr::XattrSet,
+};
 pub use draconis_types::{AttributeChange, Attributes, FileType, SetTime, Time};
 
 pub use backup::{SuperblockPlace, lost_superblock};
@@ -113,11 +116,8 @@ pub use blocks::data::SharedBytes;
 pub use cache::CacheStatistics;
 pub use change_record::{ChangeRecord, ChangeRecorder};
 pub use dir::{Cookie, DirDamage, Entry};
-pub use error::{Error, Result};
 pub use file::Seek;
 pub use filesystem::{DirEntry, FileSystem};
-pub use format::inode::Inode;
-pub use format::xattr::XattrSet;
 pub use label::set_label;
 pub use map::{BlockLocation, Run};
 pub use mmp::{MmpClaim, MmpClaimOptions, clear_mmp};
@@ -127,5 +127,4 @@ pub use options::{OpenOptions, WriteOptions};
 pub use path::{Follow, split_parent};
 pub use redo_log::finish_interrupted_change;
 pub use resume::CrashedProcess;
-pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};
 pub use volume::{Info, StatFs, Statistics, Volume};

@@ -211,7 +211,7 @@ impl VolumeRewrite<'_> {
 
 /// Returns the blocks that htree entries point to.
 fn child_blocks(index: DxEntries<'_>) -> Vec<u32> {
-    (0..index.len()).filter_map(|nth| index.block(nth)).map(|block| block.0).collect()
+    (0..index.count()).filter_map(|nth| index.block(nth)).map(|block| block.0).collect()
 }
 
 impl DirectoryConversion {

@@ -79,7 +79,7 @@ fn parse_index(block: &[u8], level: IndexBlockKind) -> Result<(DxEntries<'_>, us
 
 fn entries(index: DxEntries<'_>) -> Vec<DxEntry> {
     let entry = |nth| Some(DxEntry { hash: index.hash(nth)?, block: index.block(nth)?.0 });
-    (0..index.len()).filter_map(entry).collect()
+    (0..index.count()).filter_map(entry).collect()
 }
 
 /// Returns true if one more entry fits.
@@ -88,7 +88,7 @@ fn entries(index: DxEntries<'_>) -> Vec<DxEntry> {
 /// [`Error::Corrupt`] if limit or count is invalid.
 pub(crate) fn has_room(block: &[u8], level: IndexBlockKind) -> Result<bool> {
     let (index, limit) = parse_index(block, level)?;
-    Ok(index.len() < limit)
+    Ok(index.count() < limit)
 }
 
 /// Inserts `entry` after entry `nth`; returns `false` if the block is full.
@@ -103,7 +103,7 @@ pub(crate) fn insert(
 ) -> Result<bool> {
     let corrupt = Error::corrupt("hash tree index");
     let (index, limit) = parse_index(block, level)?;
-    let len = index.len();
+    let len = index.count();
     if len >= limit {
         return Ok(false);
     }
@@ -145,7 +145,7 @@ pub(crate) fn fit_to_shape(
         IndexBlockKind::Root => dx_root_limit(shape),
         IndexBlockKind::Node => dx_node_limit(shape),
     };
-    if index.len() > room {
+    if index.count() > room {
         return Ok(None);
     }
     let mut block = block.to_vec();

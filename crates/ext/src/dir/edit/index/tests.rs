@@ -256,7 +256,7 @@ fn index_entries_stay_sorted_up_to_limit() {
             DxEntries::from_node(&halves.low).unwrap(),
             DxEntries::from_node(&halves.high).unwrap(),
         );
-        assert_eq!((low.len(), low.len() + high.len()), (halves.kept, model.len() + 1));
+        assert_eq!((low.count(), low.count() + high.count()), (halves.kept, model.len() + 1));
         for (hash, block) in &model {
             let half = if *hash < halves.hash { low } else { high };
             assert_eq!(half.block(half.find(*hash)).unwrap().0, *block);

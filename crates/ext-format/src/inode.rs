@@ -127,11 +127,11 @@ pub struct Inode {
     /// Block of extended attributes, if any.
     pub xattr_block: Option<FsBlock>,
     /// Block pointers; the target of a fast symbolic link, or the number of a device.
-    pub(crate) pointers: [u32; POINTERS],
+    pub pointers: [u32; POINTERS],
     /// Offset of the extended attributes in the inode, if any.
-    pub(crate) attributes_at: Option<u16>,
+    pub attributes_at: Option<u16>,
     /// Position in a directory of the last name found; the next one is probably near.
-    pub(crate) lookup_hint: AtomicU32,
+    pub lookup_hint: AtomicU32,
     stat: Stat,
 }
 
@@ -169,7 +169,7 @@ impl Inode {
     ///
     /// # Errors
     /// [`Error::NotADirectory`].
-    pub(crate) fn as_directory(self: Arc<Self>) -> Result<Arc<Self>> {
+    pub fn as_directory(self: Arc<Self>) -> Result<Arc<Self>> {
         if self.kind != FileType::Directory {
             return Err(Error::NotADirectory);
         }
@@ -180,11 +180,7 @@ impl Inode {
     ///
     /// # Errors
     /// As [`Inode::check`], except [`Error::NotFound`].
-    pub(crate) fn parse_used(
-        bytes: &[u8],
-        number: InodeNumber,
-        super_: &Superblock,
-    ) -> Result<Self> {
+    pub fn parse_used(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Result<Self> {
         let corrupt = |what| Error::Corrupt { what, inode: Some(number), block: None };
         let (raw, _) = RawInode::ref_from_prefix(bytes).map_err(|_| corrupt("inode"))?;
         let mode = raw.i_mode.get();
@@ -254,26 +250,26 @@ impl Inode {
     }
 
     /// Returns the hash of an EA inode's value.
-    pub(crate) fn ea_inode_hash(&self) -> u32 {
+    pub fn ea_inode_hash(&self) -> u32 {
         low32(self.stat.accessed.seconds.cast_unsigned())
     }
 
     /// Returns true if the EA inode is `owner`'s alone, in the format of Lustre, the forerunner of
     /// `ea_inode`, which has no hash.
-    pub(crate) fn is_ea_inode_of(&self, owner: &Self) -> bool {
+    pub fn is_ea_inode_of(&self, owner: &Self) -> bool {
         low32(self.stat.modified.seconds.cast_unsigned()) == owner.number.0
             && self.stat.generation == owner.stat.generation
     }
 
     /// Returns the bytes of `i_block`.
-    pub(crate) fn pointer_bytes(&self) -> [u8; POINTER_BYTES] {
+    pub fn pointer_bytes(&self) -> [u8; POINTER_BYTES] {
         let mut bytes = [0; POINTER_BYTES];
         bytes.copy_from_slice(self.pointers.map(u32::to_le_bytes).as_flattened());
         bytes
     }
 
     /// Returns true if the inode may map blocks.
-    pub(crate) fn has_map(&self, super_: &Superblock) -> bool {
+    pub fn has_map(&self, super_: &Superblock) -> bool {
         matches!(self.kind, FileType::File | FileType::Directory | FileType::Symlink)
             && !self.is_inline()
             && self.fast_symlink_target(super_).is_none()
@@ -620,7 +616,8 @@ fn clamp_time(time: Time, last: i64) -> Time {
     Time { seconds, nanoseconds: if at_end { 0 } else { time.nanoseconds } }
 }
 
-pub(crate) fn low16(value: u32) -> u16 {
+/// Returns the low half of a 32-bit field.
+pub fn low16(value: u32) -> u16 {
     let [a, b, ..] = value.to_le_bytes();
     u16::from_le_bytes([a, b])
 }

@@ -11,7 +11,7 @@ use draconis_types::FileType;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-pub(crate) use super::dir_layout::{rec_len_from_disk, rec_len_to_disk};
+pub use super::dir_layout::{rec_len_from_disk, rec_len_to_disk};
 use super::features::Incompatible;
 use super::superblock::Superblock;
 use super::{dir_tail, le16, le32};
@@ -23,25 +23,29 @@ pub const HEAD_BYTES: usize = size_of::<RawDirent>();
 /// On-disk entry, without its name.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
-pub(crate) struct RawDirent {
-    pub(crate) inode: U32,
-    pub(crate) rec_len: U16,
-    pub(crate) name_len: u8,
-    pub(crate) file_type: u8,
+pub struct RawDirent {
+    /// Inode number; 0 if the entry is free.
+    pub inode: U32,
+    /// Record length, encoded.
+    pub rec_len: U16,
+    /// Length of the name.
+    pub name_len: u8,
+    /// File type, on volumes that have it here.
+    pub file_type: u8,
 }
 
 impl RawDirent {
     /// Offset of the record length, which reveals a hidden entry.
-    pub(crate) const REC_LEN_AT: usize = std::mem::offset_of!(Self, rec_len);
+    pub const REC_LEN_AT: usize = std::mem::offset_of!(Self, rec_len);
 
     /// Returns the entry at `at`; `None` beyond the block.
     #[inline]
-    pub(crate) fn view(block: &[u8], at: usize) -> Option<&Self> {
+    pub fn view(block: &[u8], at: usize) -> Option<&Self> {
         Self::ref_from_prefix(block.get(at..)?).ok().map(|(raw, _)| raw)
     }
 
     /// [`RawDirent::view`] to change it.
-    pub(crate) fn view_mut(block: &mut [u8], at: usize) -> Option<&mut Self> {
+    pub fn view_mut(block: &mut [u8], at: usize) -> Option<&mut Self> {
         Self::mut_from_prefix(block.get_mut(at..)?).ok().map(|(raw, _)| raw)
     }
 }
@@ -63,7 +67,7 @@ pub struct Dirent<'a> {
 
 impl Dirent<'_> {
     /// Returns the two hashes stored after a casefolded encrypted name in `block`.
-    pub(crate) fn stored_hashes(&self, block: &[u8]) -> Option<(u32, u32)> {
+    pub fn stored_hashes(&self, block: &[u8]) -> Option<(u32, u32)> {
         let rest = block.get(self.at..self.next)?.get(min_rec_len(self.name.len())..)?;
         Some((le32(rest, 0)?, le32(rest, size_of::<u32>())?))
     }
@@ -95,7 +99,7 @@ impl<'a> Dirents<'a> {
     }
 
     /// Iterates over `block`, on a volume of `inodes` inodes, with or without file types.
-    pub(crate) const fn new(block: &'a [u8], filetype: bool, inodes: u32) -> Self {
+    pub const fn new(block: &'a [u8], filetype: bool, inodes: u32) -> Self {
         Self { block, at: 0, filetype, inodes, any_bytes: false }
     }
 

@@ -11,25 +11,25 @@ use super::{
     BLOCK_HEAD_BYTES, ENTRY_BYTES, EaInodeRef, MAGIC, NewXattr, XattrSet, block_capacity,
     encode_block, encode_entries, split_name,
 };
-use crate::format::{le16, le32};
 use crate::{Error, InodeNumber, Result};
+use crate::{le16, le32};
 
 /// Attribute lists to write.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct XattrLayout {
+pub struct XattrLayout {
     /// List behind the fields of the inode, with the length of that area; zeros if empty.
-    pub(crate) body: Vec<u8>,
+    pub body: Vec<u8>,
     /// True if the inode holds any attribute.
-    pub(crate) has_inode_xattrs: bool,
+    pub has_inode_xattrs: bool,
     /// Xattr block with one owner, if any attribute needs it.
-    pub(crate) block: Option<Vec<u8>>,
+    pub block: Option<Vec<u8>>,
 }
 
 /// Parses the list in an inode, which starts with `body`.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged list, which must not be rewritten.
-pub(crate) fn read_body(body: &[u8]) -> Result<Vec<NewXattr>> {
+pub fn read_body(body: &[u8]) -> Result<Vec<NewXattr>> {
     read_entries(body, body)
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn read_body(body: &[u8]) -> Result<Vec<NewXattr>> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the magic number is wrong or the list is damaged.
-pub(crate) fn read_block(block: &[u8]) -> Result<Vec<NewXattr>> {
+pub fn read_block(block: &[u8]) -> Result<Vec<NewXattr>> {
     match (le32(block, 0), le32(block, 8), block.get(BLOCK_HEAD_BYTES..)) {
         (Some(MAGIC), Some(1), Some(entries)) => read_entries(entries, block),
         _ => Err(Error::corrupt("extended attribute block")),
@@ -73,7 +73,7 @@ fn parse_entry(head: &[u8], values: &[u8]) -> Option<NewXattr> {
 ///
 /// # Errors
 /// [`Error::Exists`] or [`Error::NoAttribute`] as `how` demands; the list is unchanged.
-pub(crate) fn set_attribute(list: &mut Vec<NewXattr>, new: NewXattr, how: XattrSet) -> Result<()> {
+pub fn set_attribute(list: &mut Vec<NewXattr>, new: NewXattr, how: XattrSet) -> Result<()> {
     match (list.iter_mut().find(|old| old.same_name(&new)), how) {
         (Some(_), XattrSet::Create) => Err(Error::Exists),
         (None, XattrSet::Replace) => Err(Error::NoAttribute),
@@ -92,7 +92,7 @@ pub(crate) fn set_attribute(list: &mut Vec<NewXattr>, new: NewXattr, how: XattrS
 ///
 /// # Errors
 /// [`Error::NoAttribute`].
-pub(crate) fn remove_attribute(list: &mut Vec<NewXattr>, name: &[u8]) -> Result<()> {
+pub fn remove_attribute(list: &mut Vec<NewXattr>, name: &[u8]) -> Result<()> {
     let (number, suffix) = split_name(name).ok_or(Error::NoAttribute)?;
     let before = list.len();
     list.retain(|old| (old.number, old.suffix.as_slice()) != (number, suffix));
@@ -104,7 +104,7 @@ pub(crate) fn remove_attribute(list: &mut Vec<NewXattr>, name: &[u8]) -> Result<
 ///
 /// # Errors
 /// [`Error::NoSpace`] if they do not fit.
-pub(crate) fn lay_out_attributes(
+pub fn lay_out_attributes(
     attributes: &[NewXattr],
     body_bytes: usize,
     block_bytes: u32,

@@ -21,22 +21,22 @@ use super::{le16, le32};
 use crate::{GroupNumber, InodeNumber};
 
 /// Flags that say how contents are stored.
-pub(crate) const FORMS: u32 = flags::EXTENTS | flags::INLINE_DATA;
+pub const FORMS: u32 = flags::EXTENTS | flags::INLINE_DATA;
 /// Bytes of the first part of an inode, behind which `i_extra_isize` is.
 const OLD_BYTES: usize = size_of::<RawInode>();
 const XATTR_MAGIC: u32 = 0xEA02_0000;
 
 /// What the witnesses say of an inode that may have contents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Verdict {
+pub struct Verdict {
     /// The flags of [`FORMS`] that are right.
-    pub(crate) flags: u32,
+    pub flags: u32,
     /// Features that the superblock lost.
-    pub(crate) missing: Incompatible,
+    pub missing: Incompatible,
 }
 
 /// Hears the witnesses of an inode on a volume with these features and as many blocks.
-pub(crate) fn judge(slot: &[u8], features: Incompatible, blocks: u64) -> Option<Verdict> {
+pub fn judge(slot: &[u8], features: Incompatible, blocks: u64) -> Option<Verdict> {
     let (raw, _) = RawInode::ref_from_prefix(slot).ok()?;
     let set = raw.i_flags.get();
     let is_heard = |feature, flag| features.contains(feature) || set & flag != 0;
@@ -95,7 +95,7 @@ fn shows_extents(pointers: &[u8], blocks: u64) -> Option<bool> {
 
 /// A bit of a structure: the byte and the number in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Bit(pub(crate) usize, pub(crate) u32);
+pub struct Bit(pub usize, pub u32);
 
 impl std::fmt::Display for Bit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -105,7 +105,7 @@ impl std::fmt::Display for Bit {
 
 /// Returns the one bit of `range` that `accepts` accepts as flipped, with what it returns; nothing
 /// if there are several.
-pub(crate) fn flip_one_bit<T>(
+pub fn flip_one_bit<T>(
     mut bytes: Vec<u8>,
     range: Range<usize>,
     mut accepts: impl FnMut(&[u8]) -> Option<T>,
@@ -123,11 +123,7 @@ pub(crate) fn flip_one_bit<T>(
 }
 
 /// Returns an inode with a wrong checksum, with the one bit changed back that makes it right.
-pub(crate) fn mend_inode(
-    slot: &[u8],
-    number: InodeNumber,
-    super_: &Superblock,
-) -> Option<(Bit, Vec<u8>)> {
+pub fn mend_inode(slot: &[u8], number: InodeNumber, super_: &Superblock) -> Option<(Bit, Vec<u8>)> {
     if has_valid_checksum(slot, number, super_) {
         return None;
     }
@@ -138,7 +134,7 @@ pub(crate) fn mend_inode(
 
 /// Returns the block of descriptors with one bit of a group's descriptor changed back, if that makes
 /// its checksum right.
-pub(crate) fn mend_descriptor(
+pub fn mend_descriptor(
     block: &[u8],
     slot: u32,
     super_: &Superblock,
@@ -168,8 +164,8 @@ fn has_inline_value(slot: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::inode::NewInode;
-    use crate::format::xattr::{NewXattr, encode_list};
+    use crate::inode::NewInode;
+    use crate::xattr::{NewXattr, encode_list};
 
     const BOTH: Incompatible = Incompatible::EXTENTS.union(Incompatible::INLINE_DATA);
 

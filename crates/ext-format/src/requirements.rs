@@ -12,16 +12,21 @@ use super::superblock::{
 
 /// A feature of one of the three sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Feature {
+pub enum Feature {
+    /// Compatible.
     C(Compatible),
+    /// Incompatible.
     I(Incompatible),
+    /// Read-only compatible.
     R(ReadOnlyCompatible),
 }
 
 /// A requirement of a feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum FeatureRequirement {
+pub enum FeatureRequirement {
+    /// Another feature.
     With(Feature),
+    /// The absence of another feature.
     Without(Feature),
     /// Minimum inode size in bytes.
     InodeBytes(u32),
@@ -29,7 +34,7 @@ pub(crate) enum FeatureRequirement {
 
 /// Component that enforces a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Enforcer {
+pub enum Enforcer {
     /// Making and tuning volumes, as in `mke2fs` and `tune2fs`.
     Maker,
     /// Mounting volumes read-write.
@@ -40,9 +45,11 @@ pub(crate) enum Enforcer {
 
 /// A requirement of one feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct FeatureRule {
-    pub(crate) feature: Feature,
-    pub(crate) need: FeatureRequirement,
+pub struct FeatureRule {
+    /// The feature.
+    pub feature: Feature,
+    /// What it needs.
+    pub need: FeatureRequirement,
     enforcers: &'static [Enforcer],
 }
 
@@ -77,7 +84,7 @@ const FEATURE_RULES: &[FeatureRule] = &[
 ];
 
 /// Returns the rules that `asker` enforces and that these features break.
-pub(crate) fn violated_rules(
+pub fn violated_rules(
     asker: Enforcer,
     features: [u32; 3],
     inode_bytes: u32,
@@ -92,7 +99,8 @@ pub(crate) fn violated_rules(
 }
 
 impl Feature {
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
+    /// Returns the feature of that name, as `tune2fs` spells it.
+    pub fn from_name(name: &str) -> Option<Self> {
         Compatible::named(name)
             .map(Self::C)
             .or_else(|| Incompatible::named(name).map(Self::I))
@@ -108,11 +116,13 @@ impl Feature {
         }
     }
 
-    pub(crate) fn is_enabled_in(self, raw: &RawSuperblock) -> bool {
+    /// Returns true if the superblock has the feature.
+    pub fn is_enabled_in(self, raw: &RawSuperblock) -> bool {
         self.is_set_in(raw.features())
     }
 
-    pub(crate) fn set(self, raw: &mut RawSuperblock, on: bool) {
+    /// Adds or removes the feature.
+    pub fn set(self, raw: &mut RawSuperblock, on: bool) {
         let [mut compatible, mut incompatible, mut read_only] = raw.features();
         let (word, bits) = match self {
             Self::C(it) => (&mut compatible, it.bits()),
@@ -154,7 +164,7 @@ impl fmt::Display for Feature {
 
 impl FeatureRule {
     /// Returns the conflicting features, in the checker's notation.
-    pub(crate) fn conflict_text(&self) -> String {
+    pub fn conflict_text(&self) -> String {
         let feature = self.feature;
         match self.need {
             With(other) => format!("{feature}, ^{other}"),
@@ -179,7 +189,7 @@ impl fmt::Display for FeatureRule {
 impl Superblock {
     /// Returns the reason why the features forbid writing, if any; `is_claimed` says that this host
     /// holds the MMP claim.
-    pub(crate) fn read_only_reason(&self, is_claimed: bool) -> Option<String> {
+    pub fn read_only_reason(&self, is_claimed: bool) -> Option<String> {
         let mut writable = Incompatible::WRITABLE | Incompatible::RECOVER;
         if is_claimed {
             writable |= Incompatible::MMP;

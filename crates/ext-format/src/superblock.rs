@@ -30,7 +30,8 @@ pub const LEN_BYTES: usize = 1024;
 pub const MAGIC: u16 = 0xEF53;
 /// Bit of `s_flags`: names are hashed as signed characters.
 pub const FLAG_SIGNED_HASH: u32 = 1;
-pub(crate) const FLAG_UNSIGNED_HASH: u32 = 2;
+/// Bit of `s_flags`: names are hashed as unsigned characters.
+pub const FLAG_UNSIGNED_HASH: u32 = 2;
 /// Bit of `s_flags`: test file system.
 pub const FLAG_TEST: u32 = 4;
 /// Bit of `s_state`: unmounted cleanly.
@@ -38,12 +39,12 @@ pub const STATE_CLEAN: u16 = 1;
 /// Bit of `s_state`: damage was found and not repaired.
 pub const STATE_ERRORS: u16 = 2;
 /// Error text for a wrong checksum.
-pub(crate) const WRONG_CHECKSUM: &str = "superblock: checksum";
+pub const WRONG_CHECKSUM: &str = "superblock: checksum";
 /// Value of `s_jnl_backup_type` if `s_jnl_blocks` holds the journal inode's map.
-pub(crate) const JNL_BACKUP_BLOCKS: u8 = 1;
+pub const JNL_BACKUP_BLOCKS: u8 = 1;
 const INODES_COUNT: &str = "superblock: inodes count is not that of its groups";
 /// Value of `s_checksum_type`, the only one.
-pub(crate) const CHECKSUM_CRC32C: u8 = 1;
+pub const CHECKSUM_CRC32C: u8 = 1;
 
 /// On-disk superblock, with the field names of the format manual.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Debug)]
@@ -579,12 +580,12 @@ impl RawSuperblock {
     }
 
     /// Returns true if the volume has checksums of all metadata.
-    pub(crate) fn has_checksum(&self) -> bool {
+    pub fn has_checksum(&self) -> bool {
         self.s_feature_ro_compat.get() & ReadOnlyCompatible::METADATA_CSUM.bits() != 0
     }
 
     /// Returns true if only the feature of checksums is missing for the checksum to be right.
-    pub(crate) fn lost_checksum_feature(&self) -> bool {
+    pub fn lost_checksum_feature(&self) -> bool {
         let mut sealed = self.clone();
         let features = sealed.s_feature_ro_compat.get();
         sealed.s_feature_ro_compat.set(features | ReadOnlyCompatible::METADATA_CSUM.bits());
@@ -662,7 +663,7 @@ impl Superblock {
     }
 
     /// Returns the feature words: compatible, incompatible, read-only compatible.
-    pub(crate) fn features(&self) -> [u32; 3] {
+    pub fn features(&self) -> [u32; 3] {
         [self.compatible.bits(), self.incompatible.bits(), self.read_only_compatible.bits()]
     }
 
@@ -740,7 +741,7 @@ impl Superblock {
     }
 
     /// Returns true if the volume has multi-mount protection.
-    pub(crate) fn has_mmp(&self) -> bool {
+    pub fn has_mmp(&self) -> bool {
         self.incompatible.contains(Incompatible::MMP)
     }
 
@@ -761,7 +762,7 @@ impl Superblock {
 
 impl RawSuperblock {
     /// Marks the superblock as being changed, with a redo log whose index begins at block `head`.
-    pub(crate) fn set_change_marker(&mut self, head: u64) {
+    pub fn set_change_marker(&mut self, head: u64) {
         // Valid on any revision: step 5 restores the old fields.
         let flag = Incompatible::UNFINISHED.bits();
         self.s_feature_incompat.set(self.s_feature_incompat.get() | flag);
@@ -771,7 +772,7 @@ impl RawSuperblock {
     }
 
     /// Returns the first index block of an interrupted change, if there is one.
-    pub(crate) fn interrupted_change(&self) -> Option<u64> {
+    pub fn interrupted_change(&self) -> Option<u64> {
         let [_, _, low, high, _] = &self.s_snapshot;
         let head = u64::from(low.get()) | u64::from(high.get()) << 32;
         (self.s_feature_incompat.get() & Incompatible::UNFINISHED.bits() != 0).then_some(head)
@@ -779,7 +780,7 @@ impl RawSuperblock {
 }
 
 /// Converts a time to the 32-bit seconds of superblocks and deletion times.
-pub(crate) fn to_disk_seconds(time: Time) -> u32 {
+pub fn to_disk_seconds(time: Time) -> u32 {
     u32::try_from(time.seconds).unwrap_or(0)
 }
 

@@ -10,43 +10,49 @@ use draconis_types::FileType;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-pub(crate) use super::dir_layout::{ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT};
+pub use super::dir_layout::{ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT};
 use super::dirent::DirBlockFormat;
 use super::hash::{HashSeed, NameHash};
 use super::{dirent, le16, le32};
 use crate::{Error, FileBlock, Result};
 
-pub(crate) const BLOCK_MASK: u32 = 0x0FFF_FFFF;
+/// Bits of a block number in an entry.
+pub const BLOCK_MASK: u32 = 0x0FFF_FFFF;
 
 /// On-disk description of a tree, in its root.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
-pub(crate) struct RawDxRootInfo {
+pub struct RawDxRootInfo {
     reserved_zero: U32,
     hash_version: u8,
     info_length: u8,
-    pub(crate) indirect_levels: u8,
+    /// Levels of inner nodes below the root.
+    pub indirect_levels: u8,
     unused_flags: u8,
 }
 
 /// On-disk limit and count, in place of the hash of the first entry.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
-pub(crate) struct RawDxCountLimit {
-    pub(crate) limit: U16,
-    pub(crate) count: U16,
+pub struct RawDxCountLimit {
+    /// Entries that fit the node.
+    pub limit: U16,
+    /// Entries in the node.
+    pub count: U16,
 }
 
 /// On-disk entry.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
-pub(crate) struct RawDxEntry {
-    pub(crate) hash: U32,
-    pub(crate) block: U32,
+pub struct RawDxEntry {
+    /// Lowest hash below the entry.
+    pub hash: U32,
+    /// Block of the file.
+    pub block: U32,
 }
 
 /// Returns a structure at `at` of a block, to change it; `None` beyond the block.
-pub(crate) fn view_mut<T>(block: &mut [u8], at: usize) -> Option<&mut T>
+pub fn view_mut<T>(block: &mut [u8], at: usize) -> Option<&mut T>
 where
     T: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned,
 {
@@ -96,7 +102,10 @@ impl<'a> DxEntries<'a> {
     }
 
     /// Parses entries, beginning with limit and count.
-    pub(crate) fn from_entries(entries: &'a [u8]) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the count is invalid.
+    pub fn from_entries(entries: &'a [u8]) -> Result<Self> {
         let corrupt = Error::corrupt("hash tree index");
         let (Some(limit), Some(count)) = (le16(entries, 0), le16(entries, 2)) else {
             return Err(corrupt);
@@ -109,13 +118,13 @@ impl<'a> DxEntries<'a> {
     }
 
     /// Returns the number of entries.
-    pub(crate) fn len(self) -> usize {
+    pub fn count(self) -> usize {
         self.entries.len() / ENTRY_BYTES
     }
 
     /// Returns the lowest hash below entry `nth`. Its lowest bit means that names with this hash
     /// may also be below the entry before.
-    pub(crate) fn hash(self, nth: usize) -> Option<u32> {
+    pub fn hash(self, nth: usize) -> Option<u32> {
         le32(self.entries, nth.checked_mul(ENTRY_BYTES)?)
     }
 
@@ -128,7 +137,7 @@ impl<'a> DxEntries<'a> {
     /// Returns the last entry whose hash is at most `hash`; the first entry also covers all lower
     /// hashes.
     pub fn find(self, hash: u32) -> usize {
-        let (mut low, mut high) = (0, self.len().saturating_sub(1));
+        let (mut low, mut high) = (0, self.count().saturating_sub(1));
         while low < high {
             let middle = low.midpoint(high).saturating_add(usize::from((high ^ low) & 1 != 0));
             let middle = middle.clamp(low.saturating_add(1), high);
@@ -149,7 +158,7 @@ impl<'a> DxEntries<'a> {
 
     /// Returns true if `nth` is the last entry.
     pub fn is_last(self, nth: usize) -> bool {
-        nth.saturating_add(1) >= self.len()
+        nth.saturating_add(1) >= self.count()
     }
 }
 

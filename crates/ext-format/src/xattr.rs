@@ -6,7 +6,7 @@
 //! The list is in an xattr block (header of 32 bytes, value offsets from the start of the block) or
 //! behind the fields of an inode (header of 4 bytes, value offsets from the first entry).
 
-pub(crate) mod edit;
+pub mod edit;
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -20,11 +20,12 @@ const ENTRY_BYTES: usize = size_of::<RawXattrEntry>();
 /// On-disk entry, without its name.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
-pub(crate) struct RawXattrEntry {
+pub struct RawXattrEntry {
     pub(crate) e_name_len: u8,
     e_name_index: u8,
     e_value_offs: U16,
-    pub(crate) e_value_inum: U32,
+    /// Inode that holds the value; 0 if a list or block does.
+    pub e_value_inum: U32,
     e_value_size: U32,
     e_hash: U32,
 }
@@ -34,7 +35,7 @@ impl RawXattrEntry {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the entry is cut off.
-    pub(crate) fn view_mut(list: &mut [u8], at: usize) -> Result<Option<&mut Self>> {
+    pub fn view_mut(list: &mut [u8], at: usize) -> Result<Option<&mut Self>> {
         let rest = list.get_mut(at..).unwrap_or_default();
         if le32(rest, 0).is_none_or(|first| first == 0) {
             return Ok(None);
@@ -44,7 +45,7 @@ impl RawXattrEntry {
     }
 
     /// Returns the bytes of the entry with its name.
-    pub(crate) fn len_bytes(&self) -> usize {
+    pub fn len_bytes(&self) -> usize {
         ENTRY_BYTES.saturating_add(self.e_name_len.into()).next_multiple_of(4)
     }
 }
@@ -137,12 +138,12 @@ impl<'a> Xattr<'a> {
 }
 
 /// Returns the number of inodes that share an xattr block.
-pub(crate) fn refcount(block: &[u8]) -> Option<u32> {
+pub fn refcount(block: &[u8]) -> Option<u32> {
     le32(block, 4)
 }
 
 /// Sets the number of inodes that share an xattr block.
-pub(crate) fn set_refcount(block: &mut [u8], owners: u32) -> Option<()> {
+pub fn set_refcount(block: &mut [u8], owners: u32) -> Option<()> {
     put32(block, 4, owners)
 }
 
@@ -161,7 +162,7 @@ pub fn has_valid_checksum(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
 }
 
 /// Returns true if two xattr blocks are equal except for their checksums.
-pub(crate) fn equals_ignoring_checksum(a: &[u8], b: &[u8]) -> bool {
+pub fn equals_ignoring_checksum(a: &[u8], b: &[u8]) -> bool {
     let but_for_sum = |block: &[u8]| {
         let (before, rest) = block.split_at_checked(CHECKSUM_AT)?;
         Some((before.to_vec(), rest.get(4..)?.to_vec()))
@@ -335,29 +336,29 @@ impl NewXattr {
     }
 
     /// Returns true for an access control list.
-    pub(crate) fn is_acl(&self) -> bool {
+    pub fn is_acl(&self) -> bool {
         matches!(self.number, 2 | 3)
     }
 
     /// Creates the attribute for inline data beyond `i_block`.
-    pub(crate) fn from_inline_data(value: &[u8]) -> Self {
+    pub fn from_inline_data(value: &[u8]) -> Self {
         let suffix = b"data".to_vec();
         let value = value.to_vec();
         Self { number: 7, suffix_bytes: suffix.len(), suffix, value, ea_inode: None }
     }
 
     /// Returns the EA inode of the value, if any.
-    pub(crate) fn ea_inode(&self) -> Option<EaInodeRef> {
+    pub fn ea_inode(&self) -> Option<EaInodeRef> {
         self.ea_inode
     }
 
     /// Returns the value bytes stored in the list.
-    pub(crate) fn value(&self) -> &[u8] {
+    pub fn value(&self) -> &[u8] {
         &self.value
     }
 
     /// Returns the attribute with its value, which has this hash, moved to the EA inode `inode`.
-    pub(crate) fn with_ea_inode(&self, inode: InodeNumber, value_hash: u32) -> Self {
+    pub fn with_ea_inode(&self, inode: InodeNumber, value_hash: u32) -> Self {
         let len = u32::try_from(self.value.len()).unwrap_or(u32::MAX);
         let hash = self.name_hash().rotate_left(16) ^ value_hash;
         let ea_inode = Some(EaInodeRef { inode, len, hash });
@@ -386,7 +387,7 @@ impl NewXattr {
     }
 
     /// Returns true for inline data, which must stay in the inode.
-    pub(crate) fn is_inline_data(&self) -> bool {
+    pub fn is_inline_data(&self) -> bool {
         (self.number, self.suffix.as_slice()) == (7, b"data")
     }
 
@@ -457,7 +458,7 @@ pub fn encode_body(attributes: &[NewXattr], inode_bytes: u32) -> Vec<u8> {
 }
 
 /// Builds a list of `room` bytes in an inode; the attributes must fit.
-pub(crate) fn encode_list(attributes: &[NewXattr], room: usize) -> Vec<u8> {
+pub fn encode_list(attributes: &[NewXattr], room: usize) -> Vec<u8> {
     encode_entries(attributes, &vec![0; attributes.len()], room, 0)
 }
 

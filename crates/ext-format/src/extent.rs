@@ -64,7 +64,7 @@ impl Extent {
 }
 
 /// Returns the first file block of an entry of either kind; 0 without an entry.
-pub(crate) fn first_file_block(entry: Option<&[u8; ENTRY_BYTES]>) -> u32 {
+pub fn first_file_block(entry: Option<&[u8; ENTRY_BYTES]>) -> u32 {
     entry.and_then(|entry| le32(entry, 0)).unwrap_or(0)
 }
 
@@ -141,7 +141,7 @@ impl<'a> ExtentNode<'a> {
     }
 
     /// Returns the raw entries.
-    pub(crate) fn entries(&self) -> &'a [[u8; ENTRY_BYTES]] {
+    pub fn entries(&self) -> &'a [[u8; ENTRY_BYTES]] {
         self.entries
     }
 

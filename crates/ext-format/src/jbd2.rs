@@ -150,7 +150,7 @@ pub struct JournalSuperblock {
 
 impl RawJournalSuperblock {
     /// The log start is out of range; everything else is valid.
-    pub(crate) const LOG_START_OUT_OF_RANGE: Error =
+    pub const LOG_START_OUT_OF_RANGE: Error =
         Error::Corrupt { what: "journal superblock: start", inode: None, block: None };
 
     /// Returns the superblock in the first block of a journal.

@@ -13,7 +13,7 @@ const MAGIC: u32 = 0x0B10_CA04;
 const TAIL_BYTES: usize = 8;
 
 /// Builds an empty block without a checksum.
-pub(crate) fn empty_block(block_bytes: usize) -> Vec<u8> {
+pub fn empty_block(block_bytes: usize) -> Vec<u8> {
     let mut block = vec![0; block_bytes];
     let _ = put32(&mut block, block_bytes.saturating_sub(TAIL_BYTES), MAGIC);
     block
@@ -23,7 +23,7 @@ pub(crate) fn empty_block(block_bytes: usize) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the magic number is wrong.
-pub(crate) fn read_entries(block: &[u8]) -> Result<Vec<(usize, InodeNumber)>> {
+pub fn read_entries(block: &[u8]) -> Result<Vec<(usize, InodeNumber)>> {
     let (places, tail) =
         split_entries_and_tail(block).ok_or(Error::corrupt("file of orphans: block"))?;
     if le32(tail, 0) != Some(MAGIC) {
@@ -35,18 +35,18 @@ pub(crate) fn read_entries(block: &[u8]) -> Result<Vec<(usize, InodeNumber)>> {
 }
 
 /// Frees a slot.
-pub(crate) fn clear_entry(block: &mut [u8], nth: usize) {
+pub fn clear_entry(block: &mut [u8], nth: usize) {
     let _ = put32(block, nth.saturating_mul(4), 0);
 }
 
 /// Returns true if the checksum of a block is valid; `seed` is the file's.
-pub(crate) fn has_valid_checksum(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
+pub fn has_valid_checksum(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
     split_entries_and_tail(block)
         .is_some_and(|(_, tail)| le32(tail, 4) == checksum(block, seed, at))
 }
 
 /// Sets the checksum of a block.
-pub(crate) fn set_checksum(block: &mut [u8], seed: Checksum, at: FsBlock) {
+pub fn set_checksum(block: &mut [u8], seed: Checksum, at: FsBlock) {
     if let Some(sum) = checksum(block, seed, at) {
         let sum_at = block.len().saturating_sub(4);
         let _ = put32(block, sum_at, sum);

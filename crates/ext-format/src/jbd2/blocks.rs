@@ -122,7 +122,8 @@ impl BlockType {
         all.into_iter().find(|kind| kind.number() == number)
     }
 
-    pub(crate) const fn number(self) -> u32 {
+    /// Returns the number of the type.
+    pub const fn number(self) -> u32 {
         match self {
             Self::Descriptor => 1,
             Self::Commit => 2,

@@ -14,7 +14,7 @@ use crate::units::{saturating_u32, saturating_usize};
 const GRACE_SECONDS: u32 = 7 * 24 * 60 * 60;
 
 /// Returns the bytes of a file with entries for exactly these ids.
-pub(crate) fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
+pub fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
     let nodes = |level: u32| {
         let above: BTreeSet<u32> = ids
             .iter()
@@ -33,7 +33,7 @@ pub(crate) fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
 
 /// Builds a quota file of this usage, without limits.
 #[allow(clippy::arithmetic_side_effects, reason = "the divisor is a constant")]
-pub(crate) fn build_quota_file(kind: QuotaType, all: &BTreeMap<u32, QuotaUsage>) -> Vec<u8> {
+pub fn build_quota_file(kind: QuotaType, all: &BTreeMap<u32, QuotaUsage>) -> Vec<u8> {
     let block = saturating_usize(BLOCK_BYTES.into());
     // The header and the root.
     let mut bytes = vec![0; block.saturating_mul(2)];

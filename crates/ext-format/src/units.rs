@@ -80,12 +80,12 @@ impl std::fmt::Display for InodeNumber {
 }
 
 /// Converts a byte count to an index; a larger count becomes `usize::MAX`, which no slice has.
-pub(crate) fn saturating_usize(bytes: u64) -> usize {
+pub fn saturating_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// Converts a count to 32 bits, saturating.
-pub(crate) fn saturating_u32(count: u64) -> u32 {
+pub fn saturating_u32(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 

@@ -15,7 +15,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{le32, put32};
-pub(crate) use build::{build_quota_file, file_bytes};
+pub use build::{build_quota_file, file_bytes};
 
 use crate::{Error, Result};
 
@@ -31,9 +31,9 @@ const VERSION: u32 = 1;
 const ENTRIES_PER_BLOCK: usize = 14;
 
 /// Inodes of the user and group quota files; the project file has any inode.
-pub(crate) const USER_QUOTA_INODE: u32 = 3;
+pub const USER_QUOTA_INODE: u32 = 3;
 /// See [`USER_QUOTA_INODE`].
-pub(crate) const GROUP_QUOTA_INODE: u32 = 4;
+pub const GROUP_QUOTA_INODE: u32 = 4;
 
 /// Kind of quota owners.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

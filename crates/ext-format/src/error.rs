@@ -92,12 +92,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// Returns an error for damaged metadata.
-    pub(crate) const fn corrupt(what: &'static str) -> Self {
+    pub const fn corrupt(what: &'static str) -> Self {
         Self::Corrupt { what, inode: None, block: None }
     }
 
     /// Adds `block` to a corruption error, unless it names one.
-    pub(crate) fn with_block(self, at: FsBlock) -> Self {
+    pub fn with_block(self, at: FsBlock) -> Self {
         match self {
             Self::Corrupt { what, inode, block } => {
                 Self::Corrupt { what, inode, block: block.or(Some(at)) }
@@ -107,7 +107,7 @@ impl Error {
     }
 
     /// Adds `inode` to a corruption error, unless it names one.
-    pub(crate) fn with_inode(self, of: InodeNumber) -> Self {
+    pub fn with_inode(self, of: InodeNumber) -> Self {
         match self {
             Self::Corrupt { what, inode, block } => {
                 Self::Corrupt { what, inode: inode.or(Some(of)), block }

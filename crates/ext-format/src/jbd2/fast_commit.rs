@@ -12,9 +12,9 @@
 //! the first invalid commit is ignored.
 
 use super::crc32c;
-use crate::format::extent::{ENTRY_BYTES, Extent};
-use crate::format::{le16, le32};
+use crate::extent::{ENTRY_BYTES, Extent};
 use crate::{InodeNumber, Result};
+use crate::{le16, le32};
 
 const HEADER_BYTES: usize = 4;
 /// Tag of a tail.
@@ -250,13 +250,9 @@ fn parse_record(tag: u16, value: &[u8]) -> Option<FastCommitRecord> {
     })
 }
 
-/// Builds the first block of a fast commit, for tests of other modules.
+/// Builds the first block of a fast commit.
 #[cfg(test)]
-pub(crate) fn build_test_block(
-    transaction: u32,
-    records: &[(u16, Vec<u8>)],
-    block_bytes: u32,
-) -> Vec<u8> {
+fn build_test_block(transaction: u32, records: &[(u16, Vec<u8>)], block_bytes: u32) -> Vec<u8> {
     let mut block = Vec::new();
     let put = |block: &mut Vec<u8>, tag: u16, value: &[u8], len: usize| {
         block.extend(tag.to_le_bytes());

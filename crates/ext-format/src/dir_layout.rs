@@ -2,7 +2,7 @@
 
 /// Decodes a record length. 16 bits cannot hold 65,536: blocks of that size use the two lowest
 /// bits, which are zero in all other lengths.
-pub(crate) fn rec_len_from_disk(raw: u16, block_bytes: usize) -> usize {
+pub fn rec_len_from_disk(raw: u16, block_bytes: usize) -> usize {
     if block_bytes < 65536 {
         return usize::from(raw);
     }
@@ -13,7 +13,7 @@ pub(crate) fn rec_len_from_disk(raw: u16, block_bytes: usize) -> usize {
 }
 
 /// Encodes a record length in 16 bits; see [`rec_len_from_disk`].
-pub(crate) fn rec_len_to_disk(len: usize, block_bytes: usize) -> u16 {
+pub fn rec_len_to_disk(len: usize, block_bytes: usize) -> u16 {
     match u16::try_from(len) {
         Ok(raw) => raw,
         Err(_) if len == block_bytes => u16::MAX,
@@ -21,11 +21,14 @@ pub(crate) fn rec_len_to_disk(len: usize, block_bytes: usize) -> u16 {
     }
 }
 
-pub(crate) const ROOT_INFO_AT: usize = 24;
+/// Offset of the tree description in a root, behind the entries `.` and `..`.
+pub const ROOT_INFO_AT: usize = 24;
 
-pub(crate) const NODE_ENTRIES_AT: usize = 8;
+/// Offset of limit, count and the first block in an inner node, behind a hiding entry.
+pub const NODE_ENTRIES_AT: usize = 8;
 
 /// Offset of limit, count and the first block in a root.
-pub(crate) const ROOT_ENTRIES_AT: usize = ROOT_INFO_AT + 8;
+pub const ROOT_ENTRIES_AT: usize = ROOT_INFO_AT + 8;
 
-pub(crate) const ENTRY_BYTES: usize = 8;
+/// Bytes of an entry.
+pub const ENTRY_BYTES: usize = 8;

@@ -8,7 +8,7 @@ impl Superblock {
     /// Returns the number of blocks at the start of a group for the superblock, the descriptors and
     /// the reserved GDT blocks.
     #[allow(clippy::arithmetic_side_effects, reason = "a block holds at least one descriptor")]
-    pub(crate) fn base_meta_blocks(&self, group: GroupNumber) -> u64 {
+    pub fn base_meta_blocks(&self, group: GroupNumber) -> u64 {
         let copy = u64::from(self.has_superblock(group));
         let per_block = self.descriptors_per_block();
         let is_meta = self.incompatible.contains(Incompatible::META_BG)
@@ -42,12 +42,12 @@ impl Superblock {
     }
 
     /// Rounds blocks of a file up to whole clusters.
-    pub(crate) fn blocks_to_clusters(&self, blocks: u64) -> u64 {
+    pub fn blocks_to_clusters(&self, blocks: u64) -> u64 {
         blocks.next_multiple_of(self.cluster_blocks.into())
     }
 
     /// Returns the blocks that hold descriptor block `nth`: the primary and its copies.
-    pub(crate) fn descriptor_locations(&self, nth: u32) -> Vec<FsBlock> {
+    pub fn descriptor_locations(&self, nth: u32) -> Vec<FsBlock> {
         let per_block = self.descriptors_per_block();
         let first = nth.saturating_mul(per_block);
         let is_spread = self.incompatible.contains(Incompatible::META_BG);

@@ -6,7 +6,7 @@ use super::{le16, le32, put16, put32};
 use crate::{Error, Result};
 
 /// Bytes of the MMP structure; the rest of its block is unused.
-pub(crate) const LEN_BYTES: usize = 1024;
+pub const LEN_BYTES: usize = 1024;
 
 const MAGIC: u32 = 0x004D_4D50;
 const SEQUENCE_AT: usize = 4;
@@ -19,32 +19,33 @@ const INTERVAL_AT: usize = 112;
 const SUM_AT: usize = 1020;
 
 /// Minimum seconds to wait for the next update of another host.
-pub(crate) const MIN_CHECK_INTERVAL: u16 = 5;
+pub const MIN_CHECK_INTERVAL: u16 = 5;
 
 /// Largest sequence number of a mounted volume.
-pub(crate) const SEQ_MAX: u32 = 0xE24D_4D4F;
+pub const SEQ_MAX: u32 = 0xE24D_4D4F;
 /// Sequence number of an unused volume.
-pub(crate) const SEQ_CLEAN: u32 = 0xFF4D_4D50;
+pub const SEQ_CLEAN: u32 = 0xFF4D_4D50;
 /// Sequence number while a tool such as e2fsck works on the volume.
-pub(crate) const SEQ_FSCK: u32 = 0xE24D_4D50;
+pub const SEQ_FSCK: u32 = 0xE24D_4D50;
 
 /// Contents of the MMP block.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct MmpRecord {
+pub struct MmpRecord {
     /// Sequence number, changed by each update.
-    pub(crate) sequence: u32,
+    pub sequence: u32,
     /// Interval of updates in seconds.
-    pub(crate) interval_seconds: u16,
-    /// Name of the host, and its name of the device.
-    pub(crate) node: String,
-    pub(crate) device: String,
+    pub interval_seconds: u16,
+    /// Name of the host.
+    pub node: String,
+    /// Name that the host has for the device.
+    pub device: String,
 }
 
 /// Parses an MMP block.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the magic number or the checksum is wrong.
-pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<MmpRecord> {
+pub fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<MmpRecord> {
     let corrupt = Error::corrupt("the block that guards against mounting twice");
     let whole = bytes.get(..LEN_BYTES).ok_or(corrupt.clone())?;
     let sum = seed.and_then(|seed| Some(seed.update(whole.get(..SUM_AT)?).value()));
@@ -65,7 +66,7 @@ pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<MmpRecord> {
 }
 
 /// Writes an MMP block with the time `seconds`.
-pub(crate) fn write(bytes: &mut [u8], record: &MmpRecord, seconds: u64, seed: Option<Checksum>) {
+pub fn write(bytes: &mut [u8], record: &MmpRecord, seconds: u64, seed: Option<Checksum>) {
     let Some(whole) = bytes.get_mut(..LEN_BYTES) else { return };
     put32(whole, 0, MAGIC);
     put32(whole, SEQUENCE_AT, record.sequence);
