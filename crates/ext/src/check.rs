@@ -47,11 +47,9 @@ use draconis_device::Disk;
 use draconis_types::PrivateBuffer;
 use draconis_types::lock::Mutex;
 
-use crate::alloc::Groups;
 use crate::blocks::BlockStore;
 use crate::blocks::role::Role as BlockRole;
 use crate::blocks::uncached::read_raw_superblock;
-use crate::dir::Cookie;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
 use crate::format::witness::{self, Bit, Verdict};
@@ -92,24 +90,6 @@ pub struct CheckOptions {
 impl Default for CheckOptions {
     fn default() -> Self {
         Self { threads: 2, max_problems: 10_000, cache_bytes: 4 << 20 }
-    }
-}
-
-impl Volume {
-    /// Returns the first damage found by a check of all group descriptors and the root directory,
-    /// to warn users before they use the volume. [`check`](crate::check) finds the rest.
-    pub fn quick_check(&self) -> Option<Error> {
-        if let Err(error @ Error::Corrupt { .. }) =
-            Groups::load(&self.reader.store, &self.reader.super_)
-        {
-            return Some(error);
-        }
-        let mut broken = None;
-        let listed = self.entries(self.root(), Cookie::default(), false, |found| {
-            broken = found.err().map(|damage| damage.error);
-            broken.is_none()
-        });
-        listed.err().or(broken)
     }
 }
 

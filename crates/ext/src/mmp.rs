@@ -251,7 +251,8 @@ impl MmpClaim {
 pub(crate) fn is_claimed_by_tool(disk: &dyn Disk, super_: &Superblock) -> Result<bool> {
     let wrong = Error::corrupt("the block that guards against mounting twice: place");
     let block = super_.mmp_block.filter(|block| super_.is_valid_block(*block)).ok_or(wrong)?;
-    let bytes = crate::redo_log::OfflineWriter::new(disk, super_.block_bytes).read(block, 1)?;
+    let block_bytes = u64::from(super_.block_bytes);
+    let bytes = read_bytes(disk, Extent::new(block.0.saturating_mul(block_bytes), block_bytes))?;
     Ok(mmp::read(&bytes, super_.checksum_seed)?.sequence == SEQ_FSCK)
 }
 

@@ -14,8 +14,10 @@ use draconis_device::Disk;
 pub use draconis_types::StatFs;
 use draconis_types::lock::RecursiveReadGuard;
 
+use crate::alloc::Groups;
 use crate::blocks::DeviceStatistics;
 use crate::cache::CacheStatistics;
+use crate::dir::Cookie;
 use crate::format::superblock::{Superblock, Timestamps};
 use crate::options::OpenOptions;
 use crate::reader::VolumeReader;
@@ -267,6 +269,22 @@ impl Volume {
             dates: super_.dates,
             mounts: super_.mounts,
         }
+    }
+
+    /// Returns the first damage found by a check of all group descriptors and the root directory,
+    /// to warn users before they use the volume. A check finds the rest.
+    pub fn quick_check(&self) -> Option<Error> {
+        if let Err(error @ Error::Corrupt { .. }) =
+            Groups::load(&self.reader.store, &self.reader.super_)
+        {
+            return Some(error);
+        }
+        let mut broken = None;
+        let listed = self.entries(self.root(), Cookie::default(), false, |found| {
+            broken = found.err().map(|damage| damage.error);
+            broken.is_none()
+        });
+        listed.err().or(broken)
     }
 
     /// Returns the statistics of the caches and the device.
