@@ -54,7 +54,7 @@ pub fn set_checksum(block: &mut [u8], seed: Checksum, at: FsBlock) {
 }
 
 /// Clears the checksum of a block.
-pub(crate) fn clear_checksum(block: &mut [u8]) {
+pub fn clear_checksum(block: &mut [u8]) {
     let _ = put32(block, block.len().saturating_sub(4), 0);
 }
 

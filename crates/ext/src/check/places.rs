@@ -59,7 +59,8 @@ impl Check<'_> {
         for width in [flex, super_.groups.min(flex), 1].map(u64::from) {
             let inodes_of = |blocks: u64| blocks.saturating_add(width);
             // From the bitmap of inodes to the table.
-            let distance = tables.saturating_mul(within).saturating_add(width).saturating_sub(within);
+            let distance =
+                tables.saturating_mul(within).saturating_add(width).saturating_sub(within);
             for places in [
                 [blocks, inodes, inodes.saturating_add(distance)],
                 [blocks, inodes_of(blocks), table],
