@@ -185,6 +185,15 @@ fn descriptors_grow_in_one_way() {
     mended(&bytes, &readable_files(&bytes));
 }
 
+/// Linux does not mount a volume with such a number.
+#[test]
+fn first_meta_group_is_among_the_descriptors() {
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", "meta_bg,^resize_inode,^metadata_csum"];
+    let Some(image) = damaged(&arguments, &["ssv first_meta_bg 2"]) else { return };
+    let bytes = bytes_of(&image);
+    mended(&bytes, &readable_files(&bytes));
+}
+
 #[test]
 fn backup_of_revision_0_is_used() {
     let Some(image) = Image::make(None, "12M", &["-r", "0", "-b", "1024"]) else { return };

@@ -17,6 +17,8 @@ use crate::{FsBlock, GroupNumber, Result};
 
 /// Place of a bitmap that lies where it cannot: no block has this number.
 pub(crate) const NO_BLOCK: u64 = u64::MAX;
+/// Field that says from which block of descriptors on they lie in their own groups.
+pub(crate) const FIRST_META_GROUP: &str = "first meta group";
 /// The resize inode, which owns the reserved GDT blocks.
 const RESIZE_INODE: u32 = 7;
 
@@ -106,6 +108,13 @@ pub(super) fn check_superblock(
     }
     if raw.s_log_groups_per_flex > 31 {
         wrong("groups per flex group", raw.s_log_groups_per_flex.into(), None);
+    }
+    let descriptor_blocks = super_.descriptor_blocks();
+    if super_.incompatible.contains(Incompatible::META_BG)
+        && super_.first_meta_group > descriptor_blocks
+    {
+        let expected = Some(descriptor_blocks.into());
+        wrong(FIRST_META_GROUP, super_.first_meta_group.into(), expected);
     }
     if super_.len_bytes() > disk_bytes {
         let there = disk_bytes.checked_div(super_.block_bytes.into()).unwrap_or(0);

@@ -4,6 +4,7 @@ use draconis_device::Extent;
 
 use super::{Fixer, LaterStep};
 use crate::blocks::uncached::read_bytes;
+use crate::check::layout::FIRST_META_GROUP;
 use crate::check::{Problem, What};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{GroupDescriptor, flags, has_valid_checksum};
@@ -56,6 +57,15 @@ impl Fixer<'_> {
                     true => self.fix_super_field(problem),
                     false => Ok(()),
                 }
+            }
+            What::Superblock if problem.name.as_deref() == Some(FIRST_META_GROUP.as_bytes()) => {
+                self.fix_superblock(problem)?;
+                if let (Some(last), true) = (problem.expected, self.fixes.is_empty()) {
+                    // Descriptors are read at the same places as with the number that is too large.
+                    self.edit_super(|raw| raw.s_first_meta_bg.set(saturating_u32(last)))?;
+                    self.done(problem, "the number is that of all blocks of descriptors");
+                }
+                Ok(())
             }
             What::Superblock | What::SuperblockChecksum => self.fix_superblock(problem),
             _ => self.fix_super_field(problem),
