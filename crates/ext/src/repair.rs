@@ -315,7 +315,8 @@ impl Repair {
             let mut now: Vec<&Problem> = open().filter(|it| it.what.pass() == pass).collect();
             now.retain(|it| !is_decisive || it.is_decisive());
             // Several pointers of an inode have one wrong value: that is one attempt.
-            now.dedup();
+            let mut distinct = BTreeSet::new();
+            now.retain(|it| distinct.insert(*it));
             let quota = |it: &&Problem| it.what == What::Quota;
             if now.iter().all(quota) {
                 later.insert(LaterStep::Quota);
@@ -330,8 +331,7 @@ impl Repair {
             }
             now.retain(|it| !quota(it));
             let mut attempt = 0;
-            // Pointers of one inode to one block are one problem.
-            for problem in now.iter().collect::<BTreeSet<_>>() {
+            for problem in &now {
                 let times = attempts.entry((*problem).clone()).or_default();
                 *times = times.saturating_add(1);
                 attempt = attempt.max(*times);
