@@ -15,7 +15,9 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("device", &["exchange", "types"]),
     ("container", &["device", "types"]),
     ("ext-format", &["types"]),
-    ("ext", &["device", "ext-format", "types"]),
+    ("ext-volume", &["device", "ext-format", "types"]),
+    ("ext-offline", &["device", "ext-format", "ext-volume", "types"]),
+    ("ext", &["device", "ext-format", "ext-offline", "ext-volume", "types"]),
     ("objects", &["device", "types"]),
     ("bucket", &["device", "types"]),
     ("nbd", &["device", "types"]),
@@ -131,7 +133,8 @@ fn every_dependency_has_a_permissive_licence() {
 }
 
 /// Published crates.
-const PUBLISHED_CRATES: &[&str] = &["types", "exchange", "device", "ext-format", "ext", "objects"];
+const PUBLISHED_CRATES: &[&str] =
+    &["types", "exchange", "device", "ext-format", "ext-volume", "ext-offline", "ext", "objects"];
 
 #[test]
 fn published_crates_have_metadata_and_published_dependencies() {

@@ -1,18 +1,16 @@
 //! The ext2, ext3 and ext4 file systems as a library.
 //!
 //! ```text
-//!   Volume: inode · lookup · entries · read · map · attributes        &self, Send + Sync
+//!   FileSystem              files by path, in an image of the host          here
 //!      │
-//!   dir · file · map · xattr            what files are made of
-//!      │            │
-//!   inode cache   block-map cache
-//!      │            │
-//!   store: data cache, read-ahead, merging
-//!      │
+//!   Volume                  inodes, on any disk                             draconis-ext-volume
+//!      │    check · mkfs · repair · grow · undelete · ..                    draconis-ext-offline
+//!      │      │
+//!      │    format          structures on disk                              draconis-ext-format
 //!   trait Disk
 //! ```
 //!
-//! Law 1: no bytes on a disk make this crate panic, loop without end, or allocate memory in
+//! Law 1: no bytes on a disk make these crates panic, loop without end, or allocate memory in
 //! proportion to the sizes that they claim.
 //! Law 2: damage costs the file it is in; everything else stays readable.
 //! Law 3: a [`SharedBytes`] stays valid as long as its holder keeps it, whatever the caches evict.
@@ -60,71 +58,24 @@
     )
 )]
 
-mod access_times;
-mod alloc;
-mod backup;
-mod blocks;
-mod cache;
-mod change_record;
-pub mod check;
-mod commit;
-mod dir;
-mod file;
 mod filesystem;
-pub mod grow;
-mod inline;
-mod journal;
-mod label;
-mod map;
-pub mod mkfs;
-mod mmp;
-mod mount;
-mod offline;
-mod ops;
-mod options;
-mod orphans;
-mod path;
-mod quota;
-mod reader;
-mod redo_log;
-pub mod repair;
-pub mod rescue;
-mod resume;
-mod rewrite;
-pub mod shrink;
-#[cfg(test)]
-mod testing;
-mod transaction;
-pub mod tune;
-pub mod undelete;
-mod volume;
-mod write_context;
-mod xattr;
 
 pub use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 pub use draconis_ext_format as format;
-use draconis_ext_format::units;
 pub use draconis_ext_format::{
     Error, FileBlock, FileId, FsBlock, GroupNumber, InodeNumber, Result, inode::Inode,
     xattr::XattrSet,
 };
+pub use draconis_ext_offline::{
+    check, finish_interrupted_change, grow, mkfs, recover_unmounted, repair, rescue, set_label,
+    shrink, tune, undelete,
+};
+pub use draconis_ext_volume::{
+    Access, AccessTimes, BlockLocation, CacheStatistics, ChangeRecord, ChangeRecorder, Cookie,
+    CrashedProcess, DeviceStatistics, DirDamage, Entry, Follow, Info, MmpClaim, MmpClaimOptions,
+    NewNode, OpenOptions, RenameMode, Reserve, Run, Seek, SharedBytes, StatFs, Statistics,
+    SuperblockPlace, Volume, Whiteout, WriteOptions, clear_mmp, lost_superblock, split_parent,
+};
 pub use draconis_types::{AttributeChange, Attributes, FileType, SetTime, Time};
 
-pub use backup::{SuperblockPlace, lost_superblock};
-pub use blocks::DeviceStatistics;
-pub use blocks::data::SharedBytes;
-pub use cache::CacheStatistics;
-pub use change_record::{ChangeRecord, ChangeRecorder};
-pub use dir::{Cookie, DirDamage, Entry};
-pub use file::Seek;
 pub use filesystem::{DirEntry, FileSystem};
-pub use label::set_label;
-pub use map::{BlockLocation, Run};
-pub use mmp::{MmpClaim, MmpClaimOptions, clear_mmp};
-pub use offline::recover_unmounted;
-pub use ops::{Access, AccessTimes, NewNode, RenameMode, Reserve, Whiteout};
-pub use options::{OpenOptions, WriteOptions};
-pub use path::{Follow, split_parent};
-pub use redo_log::finish_interrupted_change;
-pub use resume::CrashedProcess;
-pub use volume::{Info, StatFs, Statistics, Volume};
