@@ -1,7 +1,7 @@
 //! Feature dependencies: one table for making, changing, writing and checking volumes.
 //!
 //! Every feature needs revision 1: adding a feature to revision 0 upgrades the volume, as in Linux
-//! and `tune2fs` ([`RawSuperblock::set_features`]). All other rules are in [`FEATURE_RULES`].
+//! and `tune2fs` ([`RawSuperblock::set_features`]). All other rules are in `FEATURE_RULES`.
 
 use std::fmt;
 

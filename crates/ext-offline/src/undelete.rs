@@ -150,7 +150,7 @@ impl DeletedFiles {
     /// Searches the volume on `disk`.
     ///
     /// # Errors
-    /// As [`crate::Volume::open`]. Damage elsewhere is skipped.
+    /// As [`draconis_ext_volume::Volume::open`]. Damage elsewhere is skipped.
     pub fn scan(disk: Arc<dyn Disk>, limits: Limits) -> Result<Self> {
         let usable = open_superblock(disk, &SuperblockPlace::default())?;
         let UsableVolume { disk, super_, substitute } = usable;
@@ -248,8 +248,8 @@ impl DeletedFiles {
     ///
     /// # Errors
     /// [`Error::IsADirectory`]; [`Error::NoKey`] and [`Error::Unsupported`] as
-    /// [`crate::Volume::read`]; [`Error::Corrupt`] for contents of which nothing is left;
-    /// [`Error::Io`].
+    /// [`draconis_ext_volume::Volume::read`]; [`Error::Corrupt`] for contents of which nothing is
+    /// left; [`Error::Io`].
     pub fn read(&self, file: &DeletedFile, offset: u64, into: &mut [u8]) -> Result<usize> {
         match file.of.inode.kind {
             FileType::Directory => return Err(Error::IsADirectory),

@@ -189,7 +189,7 @@ pub trait MapVisitor {
     }
 }
 
-/// Block map of a file, as readers see it; [`edit::MapEditor`] changes it. Every lookup uses
+/// Block map of a file, as readers see it; `edit::MapEditor` changes it. Every lookup uses
 /// [`BlockMap::walk`]: reads, changes, commit order, the checker.
 pub trait BlockMap {
     /// Returns the role of its blocks.

@@ -1,4 +1,4 @@
-//! Deleted files as a volume: a read-only disk for [`crate::Volume::open`].
+//! Deleted files as a volume: a read-only disk for [`draconis_ext_volume::Volume::open`].
 //!
 //! ```text
 //!   | superblock | descriptors | blocks of the image, unchanged | bitmaps | inode tables | nodes |
