@@ -33,7 +33,7 @@ impl What {
             | Self::FreeBlocks
             | Self::FreeInodes => true,
             // As at a mount.
-            Self::Unreplayed => true,
+            Self::Unreplayed | Self::OrphanList => true,
             // Corrected.
             Self::JournalWithoutFeature
             | Self::JournalInode
