@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
         max_change_bytes: 16 << 20,
     };
     let Ok(repair) = plan(&disk, &options, &|_, _| {}) else { return };
-    if !repair.unfixed.is_empty() || repair.write(&*disk, None, None).is_err() {
+    if !repair.unfixed.is_empty() || repair.write(&disk, None, None).is_err() {
         return;
     }
     let report = check(&disk, options.check, &|_, _| {}).expect("a repaired volume is checked");
