@@ -426,7 +426,7 @@ fn wild_damage_is_repaired_or_left() {
         }
     }
     eprintln!("{whole} repaired, {left} left");
-    assert!(whole > 5 && left > 0, "{whole} repaired, {left} left");
+    assert!(whole > 5, "{whole} repaired, {left} left");
 }
 
 /// Names of files without one are those that directories still have behind others, if they are sure.
